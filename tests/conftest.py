@@ -126,12 +126,14 @@ async def store(
 
 
 KNOWN_KEY = re.compile(
-    rb"mx-rmq:(topics|workers|layout|caretaker:\{mx-rmq:topics\})|"
-    rb"mx-rmq:\{[A-Za-z0-9][A-Za-z0-9._-]{0,127}(/[1-9][0-9]{0,3})?\}:"
+    rb"mx-rmq:(topics|workers|layout|schedule_topics|caretaker:\{mx-rmq:topics\})|"
+    rb"mx-rmq:\{[A-Za-z0-9][A-Za-z0-9._-]{0,127}(/[1-9][0-9]{0,3})?\}"
+    rb"(@[A-Za-z0-9][A-Za-z0-9._-]{0,63})?:"
     rb"(payload|(pending|delay_tasks)(:high|:low)?|processing|expire_monitor|dlq(:payload)?|"
     rb"error:parse:(queue|payload)|results(:payload)?|progress:[^ ]+|archive_bytes|"
     rb"doorbell(:delay)?|meta|totals|history|expiry|"
-    rb"cancelled|recent|lines|ring|blocked|keyed|running|limits|buckets|"
+    rb"waiting|awaited|signals|cancelled|recent|lines|ring|blocked|keyed|running|limits|buckets|"
+    rb"schedules|"
     rb"receipt:[0-9a-z]{13})"
 )
 

@@ -273,7 +273,7 @@ async def test_many_are_aborted_by_id_and_by_filter(mq: MessageQueue) -> None:
     waiting = await mq.produce_many("t", range(3), delay=60)
     assert await mq.admin.abort_all("t", State.DELAYED, "later", limit=2) == 2
     assert sum(await mq.admin.abort_many("t", waiting)) == 1
-    with pytest.raises(InvalidInput, match="only abort pending, delayed or processing"):
+    with pytest.raises(InvalidInput, match="only abort pending, delayed, waiting or processing"):
         await mq.admin.abort_all("t", State.DEAD)
     with pytest.raises(InvalidInput, match="a list of ids"):
         await mq.admin.abort_many("t", "id")

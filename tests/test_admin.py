@@ -12,6 +12,7 @@ import pytest
 from mx_rmq.admin import Admin, Cancelled, Stats, Totals
 from mx_rmq.core.errors import InvalidInput, WrongType
 from mx_rmq.core.message import State
+from mx_rmq.core.outcome import Park
 from mx_rmq.core.partition import number_for, partitions
 from mx_rmq.store.quarantine import QuarantineReason
 from mx_rmq.store.results import HandedBack, RetryRequest
@@ -535,8 +536,10 @@ async def test_ids_of_any_bytes_and_times_without_end_are_shown(
     await raw.hset(keys.payload, id, b"x")
     if state is State.PENDING:
         await raw.rpush(keys.pending_low, id)
-    elif state is State.DELAYED:
+    elif state in (State.DELAYED, State.WAITING):
         await raw.zadd(keys.delay_tasks, {id: "inf"})
+        if state is State.WAITING:
+            await raw.zadd(keys.waiting, {id: "-inf"})
     elif state is State.PROCESSING:
         await raw.zadd(keys.expire_monitor, {id: "-inf"})
         await raw.hset(keys.processing, id, "1:w")
@@ -809,6 +812,9 @@ async def bring_in(store: Store, part: str, state: State, **fields: Any) -> str:
     elif state is State.DELAYED:
         again = RetryRequest(one, message(one).failed(FAILURE), 1000)
         await store.retry_message(part, "w1", [again])
+    elif state is State.WAITING:
+        park = Park(message(one), ("approval",), None, "approval")
+        await store.park_message(part, "w1", [(one, park)])
     elif state is State.DEAD:
         await store.move_to_dlq(part, "w1", one, message(one).failed(FAILURE))
     elif state is State.QUARANTINED:
@@ -836,6 +842,7 @@ async def test_the_stats_of_all_partitions_are_one(store: Store, admin: Admin, r
         pending=6,
         processing=6,
         delayed=6,
+        waiting=6,
         dead=6,
         quarantined=6,
         oldest_pending=stats.oldest_pending,
@@ -850,10 +857,11 @@ async def test_the_stats_of_all_partitions_are_one(store: Store, admin: Admin, r
         completed_bytes=stats.completed_bytes,
         completed_budget=3 * (64 * 1_048_576 // 3),
         totals=Totals(
-            produced=36,
-            dispatched=38,
+            produced=42,
+            dispatched=44,
             completed=6,
             retried=6,
+            parked=6,
             died=6,
             quarantined=6,
             released=8,

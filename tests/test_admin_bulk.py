@@ -312,7 +312,9 @@ async def test_bounds_that_make_no_sense_are_refused(
 @pytest.mark.parametrize("state", [State.PROCESSING, *ARCHIVES])
 async def test_only_what_waits_is_cancelled(store: Store, admin: Admin, state: State) -> None:
     await pending(store)
-    with pytest.raises(InvalidInput, match="you can only cancel pending or delayed messages"):
+    with pytest.raises(
+        InvalidInput, match="you can only cancel pending, delayed or waiting messages"
+    ):
         await admin.cancel_all(TOPIC, state)
 
 

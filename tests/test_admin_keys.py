@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from datetime import timedelta
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from mx_rmq import Delivery, InvalidInput, Limit, MessageQueue, Rate, Router, Snooze, Worker
 from mx_rmq.admin import Filter, HeldBack, LimitView
-from mx_rmq.admin.keys import held_back_words, limited_by
+from mx_rmq.admin.held_back import held_back_words
+from mx_rmq.admin.keys import limited_by
 from mx_rmq.core.message import State
 from mx_rmq.core.partition import number_for, partition
 from mx_rmq.store.keys import Keys
+from mx_rmq.store.line_reads import FOREVER, MOST_SET
 from tests.lab.cluster import Cluster
 from tests.runtime.stage import on_a_server, on_servers, queue, until, until_so
 
@@ -394,7 +397,7 @@ async def test_a_limit_is_in_force_at_once(mq: MessageQueue) -> None:
         ({"running": -1}, "running=-1 is not a whole number from 0"),
         ({"running": True}, "running=True is not a whole number"),
         ({"running": 1.5}, "running=1.5 is not a whole number"),
-        ({"rate": "fast"}, "rate='fast' is neither a Rate nor a string"),
+        ({"rate": "fast"}, "rate='fast' is not a rate such as 50/s"),
         ({"weight": 2}, "weight= needs key="),
         ({"key": "a", "weight": 0}, "weight=0 is not a number from 0.001"),
         ({"key": "a", "weight": float("nan")}, "weight=nan is not a number"),
@@ -566,6 +569,49 @@ async def test_limits_and_pauses_hold_after_a_topic_has_grown(mq: MessageQueue) 
     assert await mq.admin.resume(T, keys[0])
     assert not any(view.paused for view in (await mq.admin.limits(T)).keys.values())
     assert len((await mq.admin.keys(T)).keys) == 8
+
+
+@on_a_server
+async def test_the_limits_of_many_keys_hold_after_a_topic_has_grown(mq: MessageQueue) -> None:
+    await mq.produce(T, 1)
+    keys = [f"key-{n}" for n in range(3 * MOST_SET)]
+    for key in keys:
+        await mq.store.limit_key(T, key, running=3)
+    await mq.admin.grow(T, 2)
+    read = mq.store.views.lines.limits_of
+    own = [await read(partition(T, number_for(key, 2)), key.encode()) for key in keys]
+    assert {one.bound.running for one in own} == {3}
+
+
+@on_a_server
+async def test_limits_and_pauses_hold_after_workers_have_grown_a_topic(mq: MessageQueue) -> None:
+    keys = [f"key-{n}" for n in range(8)]
+    await mq.produce_many(T, list(range(8)), keys=keys)
+    await mq.admin.limit(T, running=8, rate="40/s")
+    await mq.admin.pause(T, seconds=600, reason="growing")
+    for key in keys:
+        await mq.admin.pause(T, key, reason="asked to")
+    others = [queue(mq.settings.url) for _ in range(4)]
+    async with others[0] as a, others[1] as b, others[2] as c, others[3] as d:
+        await asyncio.gather(*(one.store.grow(T, 4) for one in (a, b, c, d)))
+    read = mq.store.views.lines.limits_of
+    sets = [await read(partition(T, n)) for n in range(4)]
+    assert [one.bound.running for one in sets] == [2, 2, 2, 2]
+    assert [one.bound.interval for one in sets] == [100.0] * 4
+    assert {one.reason for one in sets} == {"growing"}
+    own = [await read(partition(T, number_for(key, 4)), key.encode()) for key in keys]
+    assert {(one.until, one.reason) for one in own} == {(FOREVER, "asked to")}
+    found = await mq.admin.limits(T)
+    assert (found.set.running, str(found.set.rate)) == (8, "40/s")
+
+
+@on_a_server
+async def test_what_a_grow_left_behind_that_died_is_not_applied(mq: MessageQueue) -> None:
+    await mq.produce(T, 1)
+    await mq.store.limit_key(partition(T, 1), None, running=3, pause=inf, reason="old")
+    await mq.admin.limit(T, rate="40/s")
+    await mq.admin.grow(T, 2)
+    assert (await mq.admin.limits(T)).set == LimitView(rate=Rate(40, 1, 4))
 
 
 async def test_limits_hold_over_the_nodes_of_a_cluster(short_path: Path) -> None:

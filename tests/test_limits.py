@@ -596,6 +596,9 @@ async def test_wrong_keys_and_costs_are_refused_before_anything_is_sent(mq: Mess
         await mq.produce_many("t", [1, 2], keys="ab")
     with pytest.raises(InvalidInput, match="ids='ab' is not a list, with one per payload"):
         await mq.produce_many("t", [1, 2], ids="ab")
+    for keys in ({"a", "b"}, iter(["a", "b"])):  # without an order, or without a length
+        with pytest.raises(InvalidInput, match=r"keys=.* is not a list, with one per payload"):
+            await mq.produce_many("t", [1, 2], keys=keys)  # type: ignore[arg-type]
     assert await mq.admin.topics() == []
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mx_rmq.core.errors import ScriptFailed
+from mx_rmq.core.schedule import Schedule
 from mx_rmq.net.url import connect
 from mx_rmq.store.keys import Keys
 from mx_rmq.store.preflight import preflight
@@ -331,6 +332,10 @@ async def test_every_script_keeps_the_rules_while_it_runs(raw: Redis, server: Se
         await store.beat_worker("w1", b"{}", forget=1)
         await store.tend_topics("w1", turn=1000)
         await store.give_up_turn("w1")
+        await store.list_schedule("s", "", f"{TOPIC} g")
+        await store.declare_crons(
+            {TOPIC: Schedule(name="", topic=TOPIC, expression="* * * * *")}, forget=1
+        )
         await store.views.counts(TOPIC)
         await store.read_status(TOPIC, ["a", "b", "c"], live=True, with_progress=True)
         await store.views.history.of(TOPIC, "a")

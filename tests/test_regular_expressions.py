@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from mx_rmq.core.names import PARTITION
+from mx_rmq.core.names import LISTED, PARTITION
 from mx_rmq.doctor.unlisted_topics import _HOLDS
 from mx_rmq.store.lanes import _GENERATED
 from tests.lab.growth import grows_gently
@@ -66,6 +66,9 @@ WORST: dict[tuple[str, str], list[tuple[str, str, str]]] = {
     ("core/names.py", "[A-Za-z0-9._:@/+=~-]{1,128}"): [("", "a", "!")],
     ("core/names.py", "[A-Za-z0-9._-]{1,64}"): [("", "a", "!")],
     ("core/names.py", "[A-Za-z0-9][A-Za-z0-9._:-]{0,63}"): [("", "a", "!")],
+    ("core/names.py", "[A-Za-z0-9][A-Za-z0-9._:-]{0,99}"): [("", "a", "!")],
+    ("core/names.py", "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"): [("", "a", "!")],
+    ("core/names.py", "LISTED"): [("", "a", "!"), ("a@", "a", "!"), ("", "@a", "!")],
     ("core/names.py", r"(?<=-[0-9a-f]{8})[0-9a-f]{24}$"): [
         ("-", "a", "!"),
         ("", "-aaaaaaaa", ""),
@@ -155,6 +158,7 @@ WORST: dict[tuple[str, str], list[tuple[str, str, str]]] = {
 }
 BUILT = {
     "PARTITION": PARTITION.pattern,
+    "LISTED": LISTED.pattern,
     "_GENERATED": _GENERATED.pattern,
     "holds": r"mx_rmq:\{([^{}]+)" + _HOLDS,
 }

@@ -969,8 +969,9 @@ async def test_a_generated_id_that_is_produced_again_has_its_new_result(mq: Mess
 
 
 async def test_a_waiter_that_skipped_its_read_may_time_out_be_cancelled_or_closed(
-    mq: MessageQueue,
+    mq: MessageQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(module, "CHECK_EVERY", 3600.0)  # a check forgets what is fresh
     with pytest.raises(ResultTimeout):  # from now on the channel is heard
         await mq.result("slow", await mq.produce("slow", 0), timeout=0.01)
     part = mq._open_waiters()._parts["slow"]

@@ -17,6 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from mx_rmq import (
+    Batch,
     Delivery,
     HandlerTimeout,
     InvalidInput,
@@ -161,6 +162,40 @@ async def test_many_messages_share_the_span_of_their_call(mq: MessageQueue, span
     assert {(parent(one), *links(one)) for one in handled} == {(identity(send), identity(send))}
 
 
+async def test_a_batch_is_one_span_that_is_linked_to_every_produce(
+    mq: MessageQueue, spans: Spans
+) -> None:
+    @mq.handler("t", batch=10, max_attempts=1)
+    async def handle(payloads: list[str], batch: Batch) -> None:
+        batch.fail(1, "no")
+
+    for _ in range(3):
+        await mq.produce("t", SECRET)
+    await mq.produce_many("t", [SECRET] * 4)
+    await Worker(mq).drain()
+    span = spans.one("process t")
+    assert span.kind is SpanKind.CONSUMER
+    assert span.attributes is not None
+    assert span.attributes["messaging.batch.message_count"] == 7
+    assert span.attributes["messaging.mx_rmq.failed_count"] == 1
+    made = {one.context.span_id for one in spans.all("send t") if one.context is not None}
+    assert {link.context.span_id for link in span.links} == made
+    assert len(made) == 4
+    (event,) = span.events
+    assert event.attributes is not None
+    assert event.attributes["exception.type"] == "mx_rmq.core.batch.ItemFailed"
+
+
+async def test_a_batch_that_raises_is_an_error(mq: MessageQueue, spans: Spans) -> None:
+    @mq.handler("t", batch=10, max_attempts=1)
+    async def handle(payloads: list[str]) -> None:
+        raise ValueError("no")
+
+    await mq.produce_many("t", [SECRET] * 2)
+    await Worker(mq).drain()
+    assert spans.one("process t").status.status_code is StatusCode.ERROR
+
+
 async def test_a_context_that_the_caller_brings_stays(mq: MessageQueue, spans: Spans) -> None:
     made = (0xA0, 0xB0)
     brought = {"traceparent": f"00-{made[0]:032x}-{made[1]:016x}-01"}
@@ -240,6 +275,21 @@ async def test_each_attempt_is_a_span_and_a_failure_is_an_error(
     assert attributes(again)["messaging.mx_rmq.result"] == "retry"
     assert refused.status.status_code is StatusCode.ERROR
     assert attributes(refused)["error.type"] == "mx_rmq.core.outcome.Reject"
+
+
+async def test_a_sleeping_or_waiting_handler_is_no_error(mq: MessageQueue, spans: Spans) -> None:
+    @mq.handler("orders")
+    async def orders(payload: str, delivery: Delivery) -> None:
+        await delivery.sleep("nap", 0.01)
+        await delivery.wait("approval")
+
+    id = await mq.produce("orders", SECRET)
+    await mq.signal("orders", id, "approval")
+    await Worker(mq).drain(delayed=True)
+    slept, done = spans.all("process orders")
+    assert attributes(slept)["messaging.mx_rmq.result"] == "suspended"
+    assert "messaging.mx_rmq.result" not in attributes(done)
+    assert {one.status.status_code for one in (slept, done)} == {StatusCode.UNSET}
 
 
 async def test_a_timeout_is_an_error_and_the_end_of_the_worker_is_none(

@@ -26,7 +26,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, assert_type
 
-from mx_rmq import ByError, Delays, Delivery, Exponential, Limit, MessageQueue
+from collections.abc import Sequence
+
+from mx_rmq import Batch, ByError, Delays, Delivery, Exponential, Limit, MessageQueue
 from mx_rmq import Priority, Rate, Router, Snooze, Status, Topic
 
 
@@ -88,6 +90,18 @@ def ship5(delivery: Delivery, order: Order) -> Receipt: ...
 @orders.handler()
 async def ship6(order: Order, note: str) -> Receipt: ...
 
+@orders.handler(batch=5, linger=0.5, result_ttl=60)
+async def ship7(orders: list[Order], batch: Batch) -> list[Receipt]: ...
+
+@orders.handler(batch=5)
+def ship8(batch: Batch, orders: Sequence[Order], db: Annotated[int, 5]) -> list[Signed]: ...
+
+@plain.handler(batch=5)
+async def ship9(orders: list[Order]) -> None: ...
+
+@mq.handler("a", batch=5, linger=0.5)
+async def ship10(orders: list[Order], batch: Batch) -> None: batch.fail(0, "no")
+
 assert_type(await orders.result("1", timeout=5), Receipt)
 assert_type(orders.sync.result("1"), Receipt)
 assert_type(await orders.status("1"), Status | None)
@@ -128,6 +142,7 @@ def cases() -> Iterator[Case]:
         for result in (f"await {topic}.result('1')", f"{topic}.sync.result('1', timeout=5)"):
             yield Case(f"receipt: Receipt = {result}", f"receipt: Order = {result}")
         yield from handling(topic)
+        yield from handling_batches(topic)
     for owner in ("mq", "router"):
         yield from declaring(f'{owner}.handler("a", ', "def ship(order: Order) -> None: ...")
         yield from declaring(f'{owner}.cron("* * * * *", ', "def tick() -> None: ...")
@@ -181,6 +196,19 @@ def handling(topic: str) -> Iterator[Case]:
         right = ship % ("delivery: Delivery, order: Order", "Receipt")
         yield Case(right, ship % ("delivery: Delivery, order: Receipt", "Receipt"))
         yield Case(right, ship % ("delivery: Delivery, order: Order", "Order"))
+
+
+def handling_batches(topic: str) -> Iterator[Case]:
+    for how in ("def", "async def"):
+        ship = f"@{topic}.handler(batch=5)\n{how} ship(%s) -> %s: ..."
+        right = ship % ("orders: list[Order]", "list[Receipt]")
+        for wrong in ("order: Order", "orders: list[Receipt]"):
+            yield Case(right, ship % (wrong, "list[Receipt]"))
+        for wrong in ("Receipt", "list[Order]"):
+            yield Case(right, ship % ("orders: list[Order]", wrong))
+        right = f"@{topic}.handler()\n{how} ship(order: Order) -> Receipt: ..."
+        yield Case(right, right.replace("()", "(linger=5)", 1))
+        yield Case(right, right.replace("()", "(batch='5')", 1))
 
 
 Errors = dict[str, list[str]]  # name of a file -> its errors

@@ -10,6 +10,7 @@ from importlib import import_module as _import_module
 
 if _typing.TYPE_CHECKING:
     from mx_rmq.core import events
+    from mx_rmq.core.batch import Batch, ItemFailed
     from mx_rmq.core.delivery import Delivery
     from mx_rmq.core.dependencies import Depends
     from mx_rmq.core.errors import (
@@ -45,12 +46,14 @@ if _typing.TYPE_CHECKING:
     from mx_rmq.core.outgoing import Outgoing
     from mx_rmq.core.retry import ByError, Delays, Exponential
     from mx_rmq.core.status import Status
+    from mx_rmq.flow import Flow
     from mx_rmq.queue import MessageQueue
     from mx_rmq.router import Router
     from mx_rmq.topic import Topic
     from mx_rmq.worker import Drained, Worker
 
 __all__ = [
+    "Batch",
     "ByError",
     "DecodeError",
     "Delays",
@@ -60,8 +63,10 @@ __all__ = [
     "DuplicateMessage",
     "EmbeddedServerError",
     "Exponential",
+    "Flow",
     "HandlerTimeout",
     "InvalidInput",
+    "ItemFailed",
     "Limit",
     "MessageDied",
     "MessageQueue",
@@ -102,6 +107,8 @@ __all__ = [
 
 if not _typing.TYPE_CHECKING:  # a type checker would then accept any name
     _MODULES = {
+        "Batch": "core.batch",
+        "ItemFailed": "core.batch",
         "Delivery": "core.delivery",
         "Depends": "core.dependencies",
         "Limit": "core.limits",
@@ -119,6 +126,7 @@ if not _typing.TYPE_CHECKING:  # a type checker would then accept any name
         "Delays": "core.retry",
         "Exponential": "core.retry",
         "Status": "core.status",
+        "Flow": "flow",
         "MessageQueue": "queue",
         "Router": "router",
         "Topic": "topic",

@@ -16,14 +16,16 @@ from mx_rmq.core.middleware import Middleware
 from mx_rmq.core.outcome import Retry
 from mx_rmq.core.text import storable
 from mx_rmq.runtime import current
+from mx_rmq.runtime.batches import HeldBatch
 from mx_rmq.runtime.slots import Stopped
 from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from mx_rmq.core.batch import Batch
     from mx_rmq.core.delivery import Delivery
-    from mx_rmq.core.middleware import Handle
+    from mx_rmq.core.middleware import Handle, HandleBatch
 
 logger = get_logger(__name__)
 
@@ -73,13 +75,17 @@ class JsonFormatter(logging.Formatter):
 def about(record: logging.LogRecord | None = None) -> dict[str, Any]:
     """Return the message that a record, or else the running code, is about.
 
-    `topic`, `message_id`, `attempt` and `worker`, as far as they are known.
+    `topic`, `message_id`, `attempt` and `worker`, as far as they are known; for a batch, `topic`,
+    `batch_size` and `worker`.
     """
     given = getattr(record, "mx_rmq", None)
     known: dict[str, Any] = {"worker": current.worker.get()}
     held = current.message.get()
     if isinstance(given, dict):
         known.update(given)
+    elif isinstance(held, HeldBatch):
+        known["topic"] = held.topic.topic
+        known["batch_size"] = len(held.items)
     elif held is not None:
         known["topic"] = held.topic.topic
         known["message_id"] = held.leased.id
@@ -100,15 +106,32 @@ class FailedPayloads(Middleware):
         try:
             return await call_next(delivery)
         except BaseException as error:
-            own = isinstance(error, Exception) and not isinstance(error, Retry)
-            if own or current.stopped(error) is Stopped.TIMEOUT:
+            if _is_failure(error):
                 self._log(delivery)
             raise
+
+    async def handle_batch(self, batch: Batch, call_next: HandleBatch) -> Any:
+        raised: BaseException | None = None
+        try:
+            return await call_next(batch)
+        except BaseException as error:
+            raised = error
+            raise
+        finally:
+            for index, why in batch.errors(raised).items():
+                if _is_failure(why):
+                    self._log(batch.deliveries[index])
 
     def _log(self, delivery: Delivery) -> None:
         shown = json.dumps(self._mask(delivery.payload), ensure_ascii=False)
         payload = storable(shown, MAX_PAYLOAD)
         logger.warning("%s %s: the payload that failed: %s", delivery.topic, delivery.id, payload)
+
+
+def _is_failure(error: BaseException) -> bool:
+    """Return whether this error of a handler is a failure, and not a request or an interrupt."""
+    own = isinstance(error, Exception) and not isinstance(error, Retry)
+    return own or current.stopped(error) is Stopped.TIMEOUT
 
 
 def _message(record: logging.LogRecord) -> str:

@@ -18,8 +18,15 @@ from mx_rmq.core.events import ServerBack, ServerLost
 from mx_rmq.core.message import VERSION, Message
 from mx_rmq.core.middleware import around_produce
 from mx_rmq.core.names import check_id, check_key, check_options
-from mx_rmq.core.outgoing import Outgoing, ProduceOptions, check_each, payload_list
+from mx_rmq.core.outgoing import (
+    Outgoing,
+    ProduceOptions,
+    check_each,
+    check_per_payload,
+    payload_list,
+)
 from mx_rmq.core.text import shown
+from mx_rmq.flow import Flow
 from mx_rmq.net.url import check_url
 from mx_rmq.router import Router
 from mx_rmq.runtime.event_bus import Events
@@ -263,11 +270,8 @@ class MessageQueue(Router):
         """
         check_options("produce_many", options, ProduceOptions, "ids", "keys")
         payloads = payload_list(payloads)
-        for name, given in (("ids", ids), ("keys", keys)):
-            if isinstance(given, str | bytes):
-                raise InvalidInput(f"{name}={shown(given)} is not a list, with one per payload")
-            if given is not None and len(given) != len(payloads):
-                raise InvalidInput(f"{len(given)} {name} for {len(payloads)} payloads")
+        check_per_payload("ids", ids, len(payloads))
+        check_per_payload("keys", keys, len(payloads))
         if not payloads:
             return []
         none = [None] * len(payloads)
@@ -307,6 +311,20 @@ class MessageQueue(Router):
         False: a worker has it, or it is gone. Its ttl does not change.
         """
         return await self.admin.reschedule(topic, id, delay=delay, at=at)
+
+    def flow(self) -> Flow:
+        """Start a flow: `async with mq.flow() as flow: flow.produce(…, after=[…])`.
+
+        Its messages are sent together when the block ends, or not at all.
+        """
+        return Flow(self.store, self.admin)
+
+    async def signal(self, topic: str, id: str, name: str, value: Any = None) -> bool:
+        """Send a signal to a message, for its handler's `delivery.wait(name)`.
+
+        Of two signals with one name the first counts. False: there is no such message.
+        """
+        return await self.admin.signal(topic, id, name, value)
 
     # waiting
 

@@ -13,6 +13,8 @@ from mx_rmq.core.cron import Cron
 from mx_rmq.core.errors import InvalidInput, NotOpen
 from mx_rmq.core.handler import CronOptions, Handler, HandlerOptions
 from mx_rmq.core.names import check_options, check_topic
+from mx_rmq.core.partition import base_topic
+from mx_rmq.core.text import shown
 from mx_rmq.topic import Topic
 
 if TYPE_CHECKING:
@@ -38,6 +40,9 @@ class Router:
     def handler(self, topic: str, **options: Unpack[HandlerOptions]) -> Callable[[F], F]:
         """Declare a function as the handler of a topic. Options: see `HandlerOptions`.
 
+        With `subscription`, it handles the copies that this subscription of the topic gets. A topic
+        has one handler without it, or any number of subscriptions.
+
         With `partitions` and concurrency=1, all workers together handle the messages of a
         partition one at a time and in order.
         """
@@ -59,6 +64,9 @@ class Router:
         """Declare a function that runs at every tick, once across all workers."""
         if callable(expression):
             raise InvalidInput('@mq.cron needs a schedule: @mq.cron("*/5 * * * *")')
+        for name in options.keys() & {"batch", "linger"}:
+            given = f"{name}={shown(options.get(name))}"
+            raise InvalidInput(f"@mq.cron({expression!r:.80}): {given}: every tick is one call")
         check_options("cron", options, CronOptions, "tz", "missed", "topic", "concurrency")
         cron = Cron.of(topic or "cron", expression, tz, missed)
         names = sys._getframe(1).f_locals
@@ -123,9 +131,25 @@ class Router:
     def _refuse_second(self, handler: Handler) -> None:
         known = self.handlers.get(handler.topic)
         if known is None:
+            self._refuse_mixed(handler)
             return
         if known.function is handler.function:
             why = "it was declared or included twice"
         else:
             why = f"{handler.place} needs a different topic"
-        raise InvalidInput(f"topic {handler.topic!r} already has the handler {known.place}; {why}")
+        what = "topic" if handler.subscription is None else "subscription"
+        raise InvalidInput(f"{what} {handler.topic!r} already has the handler {known.place}; {why}")
+
+    def _refuse_mixed(self, handler: Handler) -> None:
+        """Refuse a plain handler of a topic with subscriptions, and the other way round."""
+        topic = base_topic(handler.topic)
+        if handler.subscription is not None:
+            other = self.handlers.get(topic)
+        else:
+            others = (one for name, one in self.handlers.items() if name.startswith(f"{topic}@"))
+            other = next(others, None)
+        if other is not None:
+            raise InvalidInput(
+                f"{handler.place} cannot handle {handler.topic!r}, because {other.place} handles "
+                f"{other.topic!r}: a topic has one plain handler or any number of subscriptions"
+            )

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict
 from mx_rmq.core.confirm import Confirm, Level, check_level
 from mx_rmq.core.durations import Seconds, as_seconds
 from mx_rmq.core.errors import InvalidInput
-from mx_rmq.core.names import check_prefix, check_topic, check_worker
+from mx_rmq.core.names import check_listed, check_prefix, check_worker
 from mx_rmq.login import with_login
 from mx_rmq.safe_log import get_logger
 
@@ -311,7 +311,7 @@ def _topics(value: Any, label: str) -> tuple[str, ...]:
     if not value:
         raise InvalidInput(f"{label}={value!r} names no topic; omit it to serve all topics")
     try:
-        return tuple(dict.fromkeys(check_topic(topic) for topic in value))
+        return tuple(dict.fromkeys(check_listed(topic) for topic in value))
     except InvalidInput as error:
         raise InvalidInput(f"{label}: {error}") from error
 

@@ -26,10 +26,13 @@ if TYPE_CHECKING:
         Iterator,
         Sequence,
     )
-    from datetime import datetime
+    from datetime import datetime, tzinfo
 
+    from mx_rmq.admin.schedules import ScheduleView
+    from mx_rmq.core.cron import Missed
     from mx_rmq.core.durations import Seconds
     from mx_rmq.core.outgoing import ProduceOptions
+    from mx_rmq.core.schedule import ScheduleOptions
     from mx_rmq.core.status import Status
     from mx_rmq.queue import MessageQueue
 
@@ -89,6 +92,48 @@ class SyncQueue:
     def abort(self, topic: str, id: str, reason: str = "") -> bool:
         """Stop a message for good; return whether it had not ended. Same as `mq.admin.abort`."""
         return self.call(lambda mq: mq.admin.abort(topic, id, reason))
+
+    def signal(self, topic: str, id: str, name: str, value: Any = None) -> bool:
+        """Send a signal to a message; False: there is no such message. Same as `mq.signal`."""
+        return self.call(lambda mq: mq.signal(topic, id, name, value))
+
+    def schedule(
+        self,
+        name: str,
+        topic: str,
+        expression: str,
+        payload: Any = None,
+        *,
+        tz: str | tzinfo = "UTC",
+        missed: Missed | str = "skip",
+        **options: Unpack[ScheduleOptions],
+    ) -> ScheduleView:
+        """Produce this payload at every tick. Same as `mq.admin.schedule`."""
+        return self.call(
+            lambda mq: mq.admin.schedule(
+                name, topic, expression, payload, tz=tz, missed=missed, **options
+            )
+        )
+
+    def unschedule(self, name: str) -> bool:
+        """Remove a schedule; return whether there was one. Same as `mq.admin.unschedule`."""
+        return self.call(lambda mq: mq.admin.unschedule(name))
+
+    def schedules(self) -> list[ScheduleView]:
+        """Return every schedule, by name. Same as `mq.admin.schedules`."""
+        return self.call(lambda mq: mq.admin.schedules())
+
+    def pause_schedule(self, name: str, reason: str = "") -> bool:
+        """Stop a schedule from firing. Same as `mq.admin.pause_schedule`."""
+        return self.call(lambda mq: mq.admin.pause_schedule(name, reason))
+
+    def resume_schedule(self, name: str) -> bool:
+        """Let a schedule fire again. Same as `mq.admin.resume_schedule`."""
+        return self.call(lambda mq: mq.admin.resume_schedule(name))
+
+    def run_schedule(self, name: str) -> str:
+        """Produce the message of a schedule now; return its id. Same as `mq.admin.run_schedule`."""
+        return self.call(lambda mq: mq.admin.run_schedule(name))
 
     def result(
         self, topic: str, id: str, *, timeout: Seconds | None = None, type: Any = Any

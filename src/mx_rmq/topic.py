@@ -29,9 +29,10 @@ from mx_rmq.safe_log import get_logger
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
 
+    from mx_rmq.core.batch import Batch
     from mx_rmq.core.delivery import Delivery
     from mx_rmq.core.durations import Seconds
-    from mx_rmq.core.handler import HandlerOptions
+    from mx_rmq.core.handler import HandlerOptions, MessageOptions
     from mx_rmq.core.outgoing import ProduceOptions
     from mx_rmq.core.status import Status
     from mx_rmq.router import Router
@@ -55,12 +56,27 @@ class Topic(Generic[P, R]):
         self._decode = decoder(payload_type, f"topic {name!r}")
         decoder(result_type, f"the result of topic {name!r}")  # raises if it cannot be decoded
 
+    @overload
     def handler(
-        self, function: None = None, /, **options: Unpack[HandlerOptions]
-    ) -> HandlerDecorator[P, R]:
+        self, function: None = None, /, **options: Unpack[MessageOptions]
+    ) -> HandlerDecorator[P, R]: ...
+
+    @overload
+    def handler(
+        self,
+        function: None = None,
+        /,
+        *,
+        batch: int,
+        linger: Seconds | None = None,
+        **options: Unpack[MessageOptions],
+    ) -> BatchHandlerDecorator[P, R]: ...
+
+    def handler(self, function: None = None, /, **options: Unpack[HandlerOptions]) -> Any:
         """Declare a function as the handler. Same options as `mq.handler`.
 
-        Its payload comes first, or second after the Delivery.
+        Its payload comes first, or second after the Delivery. With `batch`, a list of payloads
+        comes first, or second after the Batch.
         """
         if function is not None:
             raise InvalidInput("the handler of a topic needs parentheses: @orders.handler()")
@@ -224,3 +240,34 @@ class HandlerDecorator(Protocol[P, R]):
     def __call__(
         self, function: Callable[Concatenate[Delivery, P, Q], R], /
     ) -> Callable[Concatenate[Delivery, P, Q], R]: ...
+
+
+class BatchHandlerDecorator(Protocol[P, R]):
+    """Takes a batch handler of a topic, and returns it unchanged.
+
+    It takes a list of payloads, and returns None or a list of results.
+    """
+
+    @overload
+    def __call__(
+        self,
+        function: Callable[Concatenate[list[P], Q], Coroutine[Any, Any, Sequence[R] | None]],
+        /,
+    ) -> Callable[Concatenate[list[P], Q], Coroutine[Any, Any, Sequence[R] | None]]: ...
+
+    @overload
+    def __call__(
+        self,
+        function: Callable[Concatenate[Batch, list[P], Q], Coroutine[Any, Any, Sequence[R] | None]],
+        /,
+    ) -> Callable[Concatenate[Batch, list[P], Q], Coroutine[Any, Any, Sequence[R] | None]]: ...
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[list[P], Q], Sequence[R] | None], /
+    ) -> Callable[Concatenate[list[P], Q], Sequence[R] | None]: ...
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Batch, list[P], Q], Sequence[R] | None], /
+    ) -> Callable[Concatenate[Batch, list[P], Q], Sequence[R] | None]: ...

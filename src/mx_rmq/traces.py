@@ -3,18 +3,20 @@
     mq = MessageQueue(url, middleware=[Traces()])
 
 Each produce is a span. Each attempt to handle a message is a span too, linked to that of its
-produce. Names and attributes follow the semantic conventions for messaging.
+produce. A batch is one span, linked to the produces of its messages. Names and attributes follow
+the semantic conventions for messaging.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from mx_rmq.core.errors import ProduceUnknown
 from mx_rmq.core.message import Failure
 from mx_rmq.core.middleware import Middleware
-from mx_rmq.core.outcome import HandlerTimeout, Retry, Snooze
+from mx_rmq.core.outcome import HandlerTimeout, Retry, Snooze, suspension
 from mx_rmq.core.payload import type_name
 from mx_rmq.core.text import how_to_install, storable
 from mx_rmq.runtime import current
@@ -32,11 +34,14 @@ if TYPE_CHECKING:
 
     from opentelemetry.trace import Span, SpanContext, TracerProvider
 
+    from mx_rmq.core.batch import Batch
     from mx_rmq.core.delivery import Delivery
-    from mx_rmq.core.middleware import Handle, Produce
+    from mx_rmq.core.middleware import Handle, HandleBatch, Produce
     from mx_rmq.core.outgoing import Outgoing
 
 MAX_NAME: Final = 200  # maximum characters of a topic or an id that is not validated yet
+MAX_LINKS: Final = 128  # of one span, which is also the SDK's default
+MAX_FAILED: Final = 32  # events of one span for messages that failed apart
 
 
 class Traces(Middleware):
@@ -95,6 +100,44 @@ class Traces(Middleware):
             detach(token)
             span.end()
 
+    async def handle_batch(self, batch: Batch, call_next: HandleBatch) -> Any:
+        """Run a batch handler in one span that is linked to the produce of each message."""
+        creations = {
+            made.span_id: made for one in batch if (made := _creation(one.headers)) is not None
+        }
+        attributes: dict[str, str | int] = {"messaging.batch.message_count": len(batch)}
+        if (worker := current.worker.get()) is not None:
+            attributes["messaging.client.id"] = worker
+        span = self._tracer.start_span(
+            **_named("process", {batch.topic}, attributes),
+            kind=SpanKind.CONSUMER,
+            links=[Link(made) for made in islice(creations.values(), MAX_LINKS)],
+        )
+        token = attach(trace.set_span_in_context(span))
+        try:
+            return await call_next(batch)
+        except BaseException as error:
+            self._judge(span, error)
+            raise
+        finally:
+            self._note_failed(span, batch)
+            detach(token)
+            span.end()
+
+    def _note_failed(self, span: Span, batch: Batch) -> None:
+        """Record the messages that a batch handler failed apart."""
+        if not batch.failed:
+            return
+        span.set_attribute("messaging.mx_rmq.failed_count", len(batch.failed))
+        for index, error in islice(batch.failed.items(), MAX_FAILED):
+            about = {
+                "messaging.message.id": batch.deliveries[index].id,
+                "exception.type": storable(type_name(type(error))),
+            }
+            if self._error_texts:
+                about["exception.message"] = Failure.of(error, at=0).text
+            span.add_event("message failed", about)
+
     async def handle(self, delivery: Delivery, call_next: Handle) -> Any:
         """Run the handler in a span that is linked to the produce."""
         around = trace.get_current_span()
@@ -129,6 +172,8 @@ class Traces(Middleware):
         if isinstance(error, Retry | Snooze):
             result = "retry" if isinstance(error, Retry) else "snooze"
             span.set_attribute("messaging.mx_rmq.result", result)
+        elif suspension(error) is not None:
+            span.set_attribute("messaging.mx_rmq.result", "suspended")
         elif why is Stopped.TIMEOUT:
             self._fail(
                 span, HandlerTimeout(Stopped.TIMEOUT.value).with_traceback(error.__traceback__)
@@ -195,6 +240,8 @@ def _about(delivery: Delivery) -> dict[str, str | int]:
         "messaging.message.id": delivery.id,
         "messaging.mx_rmq.attempt": delivery.attempt,
     }
+    if delivery.subscription is not None:
+        about["messaging.destination.subscription.name"] = delivery.subscription
     worker = current.worker.get()
     if worker is not None:
         about["messaging.client.id"] = worker

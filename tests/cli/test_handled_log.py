@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mx_rmq.cli.handled_log import FEW, SUMMARY_EVERY, TOPICS, HandledLog
-from mx_rmq.core.events import Completed, Died, Released, Retried, Snoozed, WorkerStopped
+from mx_rmq.core.events import Completed, Died, Parked, Released, Retried, Snoozed, WorkerStopped
 from mx_rmq.logs import JsonFormatter
 from mx_rmq.runtime.event_bus import Events
 
@@ -63,12 +63,16 @@ def test_each_of_a_few_has_a_line(stage: Stage, caplog: pytest.LogCaptureFixture
     stage.bus.emit(Released("t", "a"))
     stage.bus.emit(Snoozed("t", "b", 1, 30.0))
     stage.bus.emit(Snoozed("t", "c", 1, 1.5, "429"))
+    stage.bus.emit(Parked("t", "d", None, "for signal approval"))
+    stage.bus.emit(Parked("t", "e", 2.5, "for signal approval"))
     assert caplog.messages == [
         "t 0: completed in 3 ms",
         "t 0: completed in 1.2 s (attempt 2)",
         "t a: released, another worker may take it",
         "t b: snoozed for 30 s",
         "t c: snoozed for 1.5 s: 429",
+        "t d: waits for signal approval",
+        "t e: waits for signal approval, at most 2.5 s",
     ]
 
 

@@ -106,7 +106,7 @@ async def test_limits_are_set_shown_and_restored(mq: MessageQueue, server: Serve
         "  set: running 5, rate 100/m, burst 1",
     ]
     own = await run(server, "limit", T, "--key", "a", "--weight", "2.5", "--running", "0")
-    assert own.stdout.splitlines()[-1] == "  key a: running 0, weight 2.5"
+    assert own.stdout.splitlines()[-1] == "  set for key a: running 0, weight 2.5"
     found = await run_json(server, "limit", T, "--rate", "none")
     assert (found["set"]["running"], found["set"]["rate"]) == (5, None)
     assert (found["declared"]["running"], found["declared"]["burst"]) == (9, None)
@@ -115,7 +115,7 @@ async def test_limits_are_set_shown_and_restored(mq: MessageQueue, server: Serve
     assert found["keys"]["a"]["weight"] == 2.5
     await run(server, "limit", T, "--key", "a", "--weight", "none", "--running", "none")
     other = await run(server, "limit", T, "--key", "a")
-    assert other.stdout.splitlines()[-1] == "  key a: no limits"
+    assert other.stdout.splitlines()[-1] == "  set for key a: nothing"
     assert (await run_json(server, "limit", T))["keys"] == {}
 
 
@@ -124,8 +124,8 @@ async def test_limits_are_set_shown_and_restored(mq: MessageQueue, server: Serve
     [
         (("--running", "many"), "'many' is neither a number nor 'none'."),
         (("--running", "-1"), "Error: running=-1 is not a whole number from 0"),
-        (("--rate", "fast"), "Error: rate='fast' is neither a Rate nor a string such as"),
-        (("--weight", "2"), "Error: weight= needs key="),
+        (("--rate", "fast"), "Error: rate='fast' is not a rate such as 50/s, 100/m or 1000/h"),
+        (("--weight", "2"), "Error: --weight needs --key: it says"),
         (("--key", "a", "--weight", "0"), "Error: weight=0.0 is not a number from 0.001"),
         (("--key", "", "--running", "1"), "Error: key='' is not a string"),
     ],

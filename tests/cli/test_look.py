@@ -103,6 +103,7 @@ async def test_stats_as_json_are_one_document(store: Store, server: Server) -> N
         "pending": 0,
         "processing": 0,
         "delayed": 1,
+        "waiting": 0,
         "dead": 1,
         "quarantined": 0,
         "oldest_pending": None,
@@ -123,6 +124,7 @@ async def test_stats_as_json_are_one_document(store: Store, server: Server) -> N
         "running_limit": None,
         "held_back": False,
         "pause_reason": "",
+        "subscriptions": [],
     }
 
 
@@ -483,6 +485,24 @@ async def test_workers_are_listed_with_what_they_do(
     assert (one["pid"], one["running"], one["held"], one["alive"]) == (4242, 3, None, True)
 
 
+async def test_workers_are_listed_with_their_batches(
+    store: Store, server: Server, clock: Clock
+) -> None:
+    clock.now = int(time.time() * 1000)
+    doing = {"topic": "a", "id": "o-1", "handler": "shop.add", "attempt": 1, "seconds": 1.5}
+    info = {
+        "topics": ["a", "b"],
+        "batches": {"a": 5000, "b": "junk"},
+        "doing": [{**doing, "batch": 1001}],
+    }
+    await store.beat_worker("w1", msgspec.json.encode(info))
+    assert "a (batch 5,000), b " in (await run(server, "workers")).stdout
+    assert "o-1 and 1,000 more" in (await run(server, "workers", "--running")).stdout
+    (one,) = (await run_json(server, "workers"))["workers"]
+    assert one["batches"] == {"a": 5000}
+    assert one["doing"][0]["batch"] == 1001
+
+
 async def test_workers_are_listed_with_what_they_run(
     store: Store, server: Server, clock: Clock
 ) -> None:
@@ -500,7 +520,7 @@ async def test_workers_are_listed_with_what_they_run(
     assert "1 min 15 s" in first
     assert idle.split()[0] == "w2"
     one, _ = (await run_json(server, "workers"))["workers"]
-    assert one["doing"] == [doing, hostile]
+    assert one["doing"] == [{**doing, "batch": None}, {**hostile, "batch": None}]
 
 
 # audit

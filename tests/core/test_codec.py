@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from mx_rmq.core import codec
 from mx_rmq.core.errors import DecodeError, InvalidInput, NewerRecord, PayloadTooLarge
-from mx_rmq.core.message import VERSION, Failure, Message, Priority
+from mx_rmq.core.message import VERSION, WITH_STEPS, Failure, Message, Priority
 
 LIMIT = 1_048_576
 
@@ -208,7 +208,7 @@ def test_a_missing_field_is_named(field: str) -> None:
     assert f"missing required field `{field}`" in str(undecodable(json.dumps(whole).encode()))
 
 
-@pytest.mark.parametrize("version", [VERSION + 1, 99, 2**62])
+@pytest.mark.parametrize("version", [WITH_STEPS + 1, 99, 2**62])
 @pytest.mark.parametrize(
     "rest", [{"id": "a", "topic": "t", "payload": 1}, {}, {"id": 7, "topic": ["t"], "payload": {}}]
 )
@@ -217,7 +217,7 @@ def test_a_newer_version_is_named_whatever_else_stands_there(
 ) -> None:
     error = undecodable(json.dumps({"v": version, **rest}).encode())
     assert isinstance(error, NewerRecord)
-    assert f"record format {version} is newer than {VERSION}" in str(error)
+    assert f"record format {version} is newer than {WITH_STEPS}" in str(error)
 
 
 @pytest.mark.parametrize(

@@ -409,10 +409,20 @@ def test_only_the_messages_of_a_key_overtake_each_other() -> None:
     )
 
 
-@pytest.mark.parametrize("topic", ["", "a b", "a@b", None, 5])
+@pytest.mark.parametrize("topic", ["", "a b", "a@", "@b", "a@b@c", None, 5])
 def test_a_wrong_topic_is_refused(topic: Any) -> None:
     with pytest.raises(InvalidInput, match=r"topic .* must consist of"):
         Handler.of(topic, plain)
+
+
+def test_a_subscription_is_not_part_of_the_topic() -> None:
+    with pytest.raises(InvalidInput, match=r"@mq.handler\('a', subscription='b'\)"):
+        Handler.of("a@b", plain)
+    declared = Handler.of("a", plain, subscription="b")
+    assert (declared.topic, declared.subscription) == ("a@b", "b")
+    assert Handler.of("a", plain).subscription is None
+    with pytest.raises(InvalidInput, match="subscription 'b c' must consist of"):
+        Handler.of("a", plain, subscription="b c")
 
 
 # payload types

@@ -227,8 +227,8 @@ def test_a_message_cannot_be_changed() -> None:
 
 
 def test_the_words_for_states_and_priorities_are_the_contracts() -> None:
-    states = ["pending", "delayed", "processing", "dead", "quarantined", "completed"]
-    assert [*State] == states
+    states = ["pending", "delayed", "waiting", "processing", "dead", "quarantined"]
+    assert [*State] == [*states, "completed"]
     assert [*Priority] == ["high", "normal", "low"]
 
 

@@ -130,6 +130,7 @@ def _point(topic: str, second: int, backlog: dict[str, float], chance: random.Ra
     return {
         "pending": float(round(backlog[topic] + size * chance.uniform(0, 0.06))),
         "processing": float(round(done * {"orders": 0.2, "mails": 0.4}.get(topic, 0.05))),
+        "waiting": 0.0,
         "delayed": float(round(size * 5 * chance.uniform(0.8, 1.2)) if bank_away else 0),
         "dead": float(round(16 * through)) if is_bank else 0.0,
         "quarantined": float(2 * (second > -1000)) if is_bank else 0.0,

@@ -279,6 +279,29 @@ async def test_workers_show_what_they_run(
             assert re.search(rf"{id} slow .*sleep 1 ", text)
 
 
+async def test_workers_show_their_batches(
+    mq: MessageQueue, visitor: Visitor, server: Server
+) -> None:
+    begun = asyncio.Event()
+
+    @mq.handler("slow", batch=3, linger=60)
+    async def sleep(payloads: list[int]) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    async with MessageQueue(server.url) as other:
+        other.handlers = mq.handlers
+        worker = Worker(other, name="w-1", grace=0)
+        async with worker:
+            id, *_ = await mq.produce_many("slow", [1, 2, 3])
+            await asyncio.wait_for(begun.wait(), 10)
+            assert worker._engine is not None
+            await worker._engine.beat()
+            text = text_of(await visitor.page("/workers"))
+            assert "slow (batches of 3)" in text
+            assert f"{id} and 2 more slow" in text
+
+
 async def test_wrong_addresses_get_a_page_that_says_so(visitor: Visitor, mq: MessageQueue) -> None:
     await mq.produce(TOPIC, 1)
     assert "No such topic" in await visitor.page("/topics/orderz", 404)

@@ -35,7 +35,7 @@ POSTS = [route.path for route in _routes(None) if "POST" in (route.methods or ()
 
 
 def filled(path: str) -> str:
-    return path.replace("{topic}", TOPIC).replace("{job}", "1")
+    return path.replace("{topic}", TOPIC).replace("{job}", "1").replace("{schedule}", "s")
 
 
 # headers
@@ -357,7 +357,7 @@ async def test_a_read_only_dashboard_offers_nothing_and_does_nothing(mq: Message
             page = await visitor.page(path)
             assert 'method="post"' not in page
             assert "read-only" in page
-        assert len(POSTS) == 10
+        assert len(POSTS) == 17
         for path in POSTS:
             answer = await visitor.client.post(
                 f"{filled(path)}?id={id}", data={}, headers={"Origin": HERE}
@@ -544,7 +544,7 @@ def test_a_root_path_that_cannot_be_is_refused(path: str) -> None:
 
 def test_no_page_of_the_dashboard_may_begin_a_root_path() -> None:
     firsts = {route.path.split("/")[1] for route in _routes(None)} - {"", "{path:path}"}
-    assert len(firsts) == 12
+    assert len(firsts) == 13
     for first in firsts:
         with pytest.raises(InvalidInput, match=f": /{first} is a page of the dashboard$"):
             Dashboard(MessageQueue("redis://localhost"), allow_all=True, root_path=f"/{first}/x")

@@ -12,6 +12,7 @@ from mx_rmq.core.limits import declared
 from mx_rmq.core.partition import partition
 from mx_rmq.doctor.finding import Severity
 from mx_rmq.doctor.keys import LONG, check_keys
+from mx_rmq.doctor.topics import check_stats
 from mx_rmq.store.keys import Keys
 from tests.runtime.stage import on_a_server, queue
 
@@ -64,7 +65,7 @@ async def test_a_key_without_a_turn_is_stuck_even_while_others_run(
     assert len(taken.messages) == 1
     (one,) = await findings(mq)
     assert (one.severity, one.note) == (Severity.BAD, "stuck keys")
-    assert "1 key could start and no worker has looked at it for up to 1 min" in one.what
+    assert "1 key could start, but no worker has checked it for up to 1 min" in one.what
     assert one.what.endswith("'lost'")
     assert "mx-rmq audit t --repair" in one.cure
 
@@ -103,13 +104,19 @@ async def test_what_is_limited_to_nothing_needs_attention(mq: MessageQueue) -> N
     for key in "abcde":
         await produce(mq, key)
         await mq.admin.limit(T, key, running=0)
-    await mq.admin.limit(T, running=0)
-    keys, topic = await findings(mq)
-    assert (keys.note, topic.note) == ("keys limited to 0", "limited to 0")
+    (keys,) = await findings(mq)
+    assert keys.note == "keys limited to 0"
     assert keys.what.endswith("'a', 'b', 'c', …")
-    assert topic.what == "limited to 0 running, 5 pending"
+
+
+async def test_a_topic_that_is_limited_to_nothing_needs_attention(mq: MessageQueue) -> None:
+    await mq.produce(T, 1)
+    await mq.admin.grow(T, 2)
+    await mq.admin.limit(T, running=0)
+    (one,) = check_stats(await mq.admin.stats(T), served=True, now=0)
+    assert (one.note, one.what) == ("limited to 0", "limited to 0 running, 1 pending")
     await mq.admin.limit(T, running=None)
-    assert len(await findings(mq)) == 1
+    assert [*check_stats(await mq.admin.stats(T), served=True, now=0)] == []
 
 
 async def test_a_running_limit_below_the_number_of_partitions_is_reported(

@@ -26,6 +26,9 @@ BUGS: Final = (NO_TOKEN_CHECK, TIME_OUT_REMOVES, TWO_STEP_DISPATCH)
 ONE_TOO_MANY: Final = "one more than the limit"
 """Switched on in the trial of limits by key only."""
 
+FORGETS_STEPS: Final = "steps are not noted"
+"""Switched on in the trial of steps only."""
+
 STEP: Final = 0.2
 """Seconds between the two steps."""
 
@@ -51,6 +54,10 @@ _OFF_BY_ONE: Final = (
         "    places_of[line] = math.max(0, limit - busy + 1)\n",
     ),
 )
+_NOT_NOTED: Final = tuple(
+    Mutant("a record is not written", script, "redis.call('HSET', payload, unpack(records))\n", "")
+    for script in ("note_record", "retry_message")
+)
 _NO_LEASE: Final = tuple(
     mutant
     for mutant in MUTANTS
@@ -66,6 +73,8 @@ def switch_on(bug: str) -> None:
         mutants = _REMOVES
     elif bug == ONE_TOO_MANY:
         mutants = _OFF_BY_ONE
+    elif bug == FORGETS_STEPS:
+        mutants = _NOT_NOTED
     else:
         mutants = _NO_LEASE
         _dispatch_in_two_steps()

@@ -21,19 +21,24 @@ from pathlib import Path
 from typing import Final
 
 from tests.faults import (
+    batches,
     cancels,
     clocks,
     crash_points,
     cuts,
     failovers,
     fuzz,
+    key_failovers,
     keys,
     kills,
     memory,
+    mixed,
     parts,
     power,
     server_kills,
     soak,
+    steps,
+    subscriptions,
     zombies,
 )
 from tests.faults.report import write
@@ -47,6 +52,7 @@ FAULTS: Final[dict[str, Fault]] = {
         crash_points.FAULT,
         kills.FAULT,
         zombies.FAULT,
+        batches.FAULT,
         server_kills.FAULT,
         power.FAULT,
         memory.FAULT,
@@ -55,6 +61,10 @@ FAULTS: Final[dict[str, Fault]] = {
         cancels.FAULT,
         parts.FAULT,
         keys.FAULT,
+        steps.FAULT,
+        key_failovers.FAULT,
+        subscriptions.FAULT,
+        mixed.FAULT,
         fuzz.FAULT,
         clocks.FAULT,
         soak.FAULT,

@@ -50,6 +50,7 @@ class Ends:
 
     pending: set[str] = field(default_factory=set)
     delayed: set[str] = field(default_factory=set)
+    waiting: set[str] = field(default_factory=set)
     processing: set[str] = field(default_factory=set)
     dead: set[str] = field(default_factory=set)
     quarantined: set[str] = field(default_factory=set)
@@ -59,7 +60,8 @@ class Ends:
 
     def ids(self) -> set[str]:
         """Return those of messages that are not done."""
-        return self.pending | self.delayed | self.processing | self.dead | self.quarantined
+        live = self.pending | self.delayed | self.waiting | self.processing
+        return live | self.dead | self.quarantined
 
     def of(self, id: str) -> list[str]:
         """Return every state in which an id is."""

@@ -38,6 +38,7 @@ JUMPS: Final = ((300.0, -300.0), (-300.0, 300.0), (HOUR, -HOUR), (-HOUR, HOUR))
 """There and back again."""
 SKEWS: Final = (-5 * HOUR, 0.0, 5 * HOUR)
 """Seconds by which a worker's own clock is off."""
+STORED: Final = "stored"  # the name of the schedule
 LEASE: Final = 1.5
 HOLD_BACK: Final = LEASE / 3 + 0.5
 """Seconds for which monitors hold back after a jump."""
@@ -133,6 +134,7 @@ class Place:
         self._stack.enter_context(self._server)
         self._stack.callback(self._end_members)
         self.mq = await self._stack.enter_async_context(MessageQueue(self._server.url))
+        await self.mq.admin.schedule(STORED, TICK, "* * * * * *")
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -238,11 +240,20 @@ class Place:
         self._longest("longest wait of new work, s", max(waits, default=0), PROMPT)
 
     async def _cron_goes_on(self) -> None:
+        """Both must fire: the cron that is declared in code, and the schedule on the server."""
         since = self._offsets[-1][0]
-        try:
-            await until(lambda: any(line.at > since for line in self._lines("tick")), 15)
-        except AssertionError:
-            self.trial.violated(f"{self._name}: a cron is silent for 15 s after {self._jumps()}")
+        for stored, what in ((False, "a cron"), (True, "a schedule")):
+
+            def fired(stored: bool = stored) -> bool:
+                lines = [line for line in self._lines("tick") if line.at > since]
+                return any(line.id.endswith(f"@{STORED}") is stored for line in lines)
+
+            try:
+                await until(fired, 15)
+            except AssertionError:
+                self.trial.violated(
+                    f"{self._name}: {what} is silent for 15 s after {self._jumps()}"
+                )
 
     async def _own_id(self) -> str:
         self._numbers += 1

@@ -22,6 +22,7 @@ from mx_rmq.admin import Admin
 from mx_rmq.core import codec
 from mx_rmq.core.errors import MessageDied, MxRmqError
 from mx_rmq.core.message import State
+from mx_rmq.core.outcome import Park
 from mx_rmq.core.status import Kept
 from mx_rmq.store.keys import Keys
 from mx_rmq.store.lanes import maker_of
@@ -76,13 +77,25 @@ CALLS: Final = {
         ("operator", "repair_message"),
         ("operator", "limit_key"),
         ("operator", "repair_lines"),
+        ("operator", "register_topics"),
+        ("operator", "list_schedule"),
+        ("operator", "store_schedule"),
+        ("operator", "pause_schedule"),
+        ("operator", "resume_schedule"),
+        ("operator", "remove_schedule"),
+        ("operator", "signal_message"),
+        ("operator", "repair_waits"),
+        ("operator", "scan_signals"),
+        ("operator", "remove_subscription"),
         ("operator", "count_messages"),
         ("operator", "scan_fields"),
         ("operator", "weigh_fields"),
     ),
     "worker": (
         ("registry", "register_topics"),
+        ("registry", "declare_subscription"),
         ("registry", "beat_worker"),
+        ("relay", "fan_out"),
         ("dispatcher", "dispatch_message"),
         ("dispatcher", "dispatch_in_turn"),
         ("lifecycle", "complete_message"),
@@ -108,8 +121,10 @@ CALLS: Final = {
         ("monitor", "survey_topics"),
         ("keeper", "extend_lease"),
         ("progress", "note_progress"),
+        ("registry", "note_record"),
         ("crons", "produce_cron_message, looking"),
         ("crons", "produce_cron_message"),
+        ("schedules", "declare_crons"),
         ("janitor", "trim_archive"),
         ("caretaker", "tend_topics"),
         ("wakeups", "survey_topics"),
@@ -131,6 +146,7 @@ SCENE: Final = {call: scene for scene, calls in CALLS.items() for call in calls}
 STANDS: Final = {
     State.PENDING: "pending",
     State.DELAYED: "delayed",
+    State.WAITING: "waiting",
     State.PROCESSING: "in processing",
     State.DEAD: "dead",
     State.QUARANTINED: "quarantined",
@@ -151,9 +167,11 @@ TARGETS: Final = {
     "move_to_dlq": "dead",
     "handle_parse_error": "quarantined",
     "extend_lease": "in processing",
+    "signal_message": "delayed",
     "handle_timeout_message": "in processing, taken over",
     "expire_message": "in processing, taken over",
     "process_delay_message": "pending",
+    "fan_out": "gone",  # from the topic
     "trim_archive": "gone",
     "requeue_message": "pending",
     "discard_message": "gone",
@@ -162,6 +180,10 @@ TARGETS: Final = {
     "reschedule_message": "delayed",
     "pause_topic": "paused",
     "resume_topic": "not paused",
+    "store_schedule": "stored",
+    "remove_schedule": "not stored",
+    "pause_schedule": "paused",
+    "resume_schedule": "not paused",
     "beat_worker": "listed",
     "forget_worker": "not listed",
     "give_up_turn": "no turn",
@@ -171,11 +193,17 @@ TARGETS: Final = {
 DISPATCH: Final = ("dispatch_message", "dispatch_in_turn")
 
 OR_ELSE: Final = {
+    ("delayed", "waiting"),  # its handler waits for a signal
     ("delayed", "pending"),  # due by now: a promotion was under way when the process died
     ("in processing, taken over", "in processing"),  # the call came late, and was refused for that
 }
 
-RING: Final = {"process_delay_message", "produce_cron_message", "release_replaced"}
+RING: Final = {
+    "process_delay_message",
+    "produce_cron_message",
+    "release_message",
+    "release_replaced",
+}
 """What they make pending, the same worker may have taken before their reply was heard."""
 
 
@@ -327,6 +355,7 @@ class Run:
             await self._make("work", life, "ok"),
             await self._make("work", life, "own", id=f"{life}.own"),
             await self._make("work", life, "once", act="once"),
+            await self._make("work", life, "steps", act="steps"),
             await self._await_result(life),
             await self._make("work", life, "fail", act="fail", ends="dead"),
             await self._make("work", life, "late", delay=1),
@@ -351,10 +380,12 @@ class Run:
             await self._make("keyed", life, "in line", act="once", key="k"),
             await self._make("keyed", life, "behind it", key="k"),
         ]
+        shared = await self._make("shared", life, "shared")
+        self._subjects["fan_out", topic("shared", life)] = [shared]
         tick = topic("tick", life)
         await self._raw.hset(self._store.keys.of(tick).meta, "tick", str(YEAR_2001))
         self._ends[f"{tick} "] = {"handled"}
-        return [*settled, *expired, brief, *in_line]
+        return [*settled, *expired, brief, *in_line, shared]
 
     async def _await_result(self, life: int) -> str:
         """Make a message whose result is kept, and wait for it from now on."""
@@ -369,6 +400,7 @@ class Run:
             found[name] = await self._bury(life, name)
         for name in ("requeue quarantined", "discard quarantined", "discard all"):
             found[name] = await self._set_aside(life, name)
+        found["signal"] = await self._parked(life)
         held = await self._make("ops", life, "abort held")
         await self._store.dispatch_message(topic("ops", life), "w", count=1, lease=1)
         found["abort held"] = held
@@ -398,6 +430,15 @@ class Run:
         self._labels[id] = label
         self._ends[label] = {ends}
         return id
+
+    async def _parked(self, life: int) -> str:
+        """Let a message wait for an approval."""
+        await self._make("ops", life, "signal", act="approve", id=f"{life}.signal")
+        taken = await self._store.dispatch_message(topic("ops", life), "w", count=1, lease=60_000)
+        (one,) = taken.messages
+        park = Park(codec.decode(one.record), ("approval",), None, "approval")
+        assert await self._store.park_message(topic("ops", life), "w", [(one, park)]) == ["1"]
+        return one.id
 
     async def _spoil(self, kind: str, life: int, id: str) -> None:
         """Let a record be nonsense."""
@@ -462,6 +503,12 @@ class Run:
         if death.script in ("pause_topic", "resume_topic"):
             counts = await self._store.views.counts(death.topic)
             stood[""] = "paused" if counts.paused else "not paused"
+        if death.script in ("store_schedule", "remove_schedule"):
+            schedules = (await self._store.read_schedules()).schedules
+            stood[""] = "stored" if topic("s", order.life) in schedules else "not stored"
+        if death.script in ("pause_schedule", "resume_schedule"):
+            stored = (await self._store.read_schedules()).schedules[topic("s", order.life)]
+            stood[""] = "paused" if stored.pause else "not paused"
         if death.script in ("beat_worker", "forget_worker"):
             listed = await self._raw.hexists(self._store.keys.workers, order.worker)
             stood[""] = "listed" if listed else "not listed"
@@ -507,11 +554,13 @@ class Run:
         self._check_once(lines)
         self._check_runs(lines)
         for life in range(1, len(self._points) + 1):
-            for kind in (*KINDS, "tick"):
-                name = topic(kind, life)
+            for name in _topics(life):
                 counts = await self._store.views.counts(name)
-                if counts.pending or counts.delayed or counts.processing:
+                if counts.pending or counts.delayed or counts.waiting or counts.processing:
                     self.violated(f"{name} is not empty: {counts}")
+            await self._store.drop_schedule(topic("s", life))  # wherever its operator died
+        if left := (await self._store.read_schedules()).schedules:
+            self.violated(f"schedules are left: {left}")
         for name in await Admin(self._store).topics():
             for violation in await self._store.audit.topic(name):
                 self.violated(f"audit: {violation}")
@@ -554,6 +603,7 @@ class Run:
                 "cancel": "cancelled",
                 "abort": "dead",
                 "reschedule": "handled",
+                "signal": "handled",
             }
             before = set() if surely else self._ends[label]
             self._ends[label] = {after[line.detail], *before}
@@ -562,9 +612,9 @@ class Run:
         """Return which messages are archived, by label."""
         found: dict[str, str] = {}
         for life in range(1, len(self._points) + 1):
-            for kind in (*KINDS, "tick"):
+            for name in _topics(life):
                 for state in (State.DEAD, State.QUARANTINED):
-                    for one in await list_archived(self._store, topic(kind, life), state):
+                    for one in await list_archived(self._store, name, state):
                         label = self._labels.get(one.id, one.id)
                         if label in found:
                             self.violated(f"{label} is archived twice")
@@ -631,7 +681,7 @@ class Run:
         for line in lines:
             if line.what == "start":
                 self._check_run(line, ends.get(line.id), events[line.id], lost)
-            if line.what in ("start", "end", "failed", "stopped"):
+            if line.what in ("start", "end", "failed", "stopped", "suspended"):
                 ends[line.id] = line
             if line.what == "TakenOver":
                 lost.add((line.id, line.worker))
@@ -654,6 +704,8 @@ class Run:
             self._trial.count("extra runs: their worker died")
         elif last.what == "failed":
             self._trial.count("runs after a failure")
+        elif last.what == "suspended":
+            self._trial.count("runs after a sleep or a wait")
         elif last.what == "stopped":
             self._trial.count("runs after a release")
         elif (run.id, last.worker) in lost:
@@ -798,6 +850,11 @@ async def _take(lab: Lab, points: Sequence[Point]) -> None:
         lab.trial.count("runs that missed their point")
         points = [point._replace(nth=1) for point in points]
     lab.trial.violated(f"never reached: {', then '.join(map(str, points))}")
+
+
+def _topics(life: int) -> list[str]:
+    shared = topic("shared", life)
+    return [*(topic(kind, life) for kind in (*KINDS, "tick")), shared, f"{shared}@s"]
 
 
 def _is_ours(id: str) -> bool:

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import cycle, islice, pairwise, product
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
@@ -23,6 +24,7 @@ from tests.lab.servers import USUAL, Kind
 from tests.lab.traffic import PARTITIONS, TOPIC, traffic
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     from tests.faults.trial import Trial
@@ -60,14 +62,19 @@ WAYS: Final = tuple(
 )
 
 
-class Site(Protocol):
+class Replicated(Protocol):
+    """Servers, some of which follow others."""
+
+    async def replicas_of(self, victim: Node) -> list[Node]: ...
+
+
+class Site(Replicated, Protocol):
     """Servers that replace a primary by themselves."""
 
     @property
     def url(self) -> str: ...
     async def victim(self) -> Node: ...
     async def partitions_of(self, victim: Node) -> frozenset[int]: ...
-    async def replicas_of(self, victim: Node) -> list[Node]: ...
     async def until_replaced(self, victim: Node) -> float:
         """Return when another was seen to be the primary."""
         ...
@@ -184,7 +191,7 @@ async def _fail_over(trial: Trial, what: str, site: Site, way: Way, row: Row) ->
         victim = await site.victim()
         away = await site.partitions_of(victim)
         since = time.monotonic()
-        behind = await _hinder(site, seen, victim, way)
+        behind = await hinder_replication(site, victim, way, partial(_until_unsafe, seen))
         getattr(victim, way.end)()
         end = time.monotonic()
         for replica in behind:
@@ -194,7 +201,7 @@ async def _fail_over(trial: Trial, what: str, site: Site, way: Way, row: Row) ->
         replaced = await site.until_replaced(victim)
         served = [await seen.until_back(end, {number}, 60) for number in away]
         back = min(served)
-        await _come_back(victim)
+        await bring_back(victim)
         await site.until_whole()
         await seen.until_handled(LOAD)
         await _until_empty(seen)
@@ -216,8 +223,10 @@ async def _fail_over(trial: Trial, what: str, site: Site, way: Way, row: Row) ->
     row.served.append(max(served) - end)
 
 
-async def _hinder(site: Site, seen: Traffic, victim: Node, way: Way) -> list[Node]:
-    """Cut or delay replication and let some messages be produced; return who must be thawed."""
+async def hinder_replication(
+    site: Replicated, victim: Node, way: Way, meanwhile: Callable[[], Awaitable[None]]
+) -> list[Node]:
+    """Cut or delay replication, and let something happen; return which nodes must be thawed."""
     if way.replication == "well":
         return []
     frozen = []
@@ -228,14 +237,19 @@ async def _hinder(site: Site, seen: Traffic, victim: Node, way: Way) -> list[Nod
         frozen = await site.replicas_of(victim)
         for replica in frozen:
             replica.freeze()
+    await meanwhile()
+    return frozen
+
+
+async def _until_unsafe(seen: Traffic) -> None:
+    """Wait until some messages are produced that no replica has."""
     told = len(seen.produced) + len(seen.unconfirmed) + UNSAFE
     await until_true(
         lambda: len(seen.produced) + len(seen.unconfirmed) >= told, f"{UNSAFE} more are produced"
     )
-    return frozen
 
 
-async def _come_back(victim: Node) -> None:
+async def bring_back(victim: Node) -> None:
     """Let the old primary return, which may still take itself for one."""
     if not victim.is_frozen:
         victim.restart()

@@ -26,11 +26,13 @@ ROUNDING: Final = 1
 
 
 class Rules(NamedTuple):
-    """What holds for each key of a topic."""
+    """What holds for each key of a topic, or for the whole topic."""
 
     running: int | None = None
     ordered: bool = False
     rate: Rate | None = None
+    per_key: bool = True
+    """Whether they hold for each key; False: for all messages together."""
 
 
 class Entry(NamedTuple):
@@ -54,7 +56,13 @@ class Found:
     """How often a key reached its limit."""
 
 
-def check(entries: Iterable[Entry], rules: Rules, *, steady_until: float = float("inf")) -> Found:
+def check(
+    entries: Iterable[Entry],
+    rules: Rules,
+    *,
+    steady_until: float = float("inf"),
+    rounding: float = ROUNDING,
+) -> Found:
     """Replay a history. Times count up to `steady_until`: then the clock was set."""
     found = Found()
     leased: defaultdict[str, set[str]] = defaultdict(set)
@@ -64,6 +72,7 @@ def check(entries: Iterable[Entry], rules: Rules, *, steady_until: float = float
     for entry in entries:
         for id in entry.ids:
             key, _, number = id.rpartition(".")
+            key = key if rules.per_key else "all keys"
             if entry.what in TAKEN:
                 if id in found.ended:
                     found.violations.append(f"leased after its end: {id}")
@@ -91,14 +100,14 @@ def check(entries: Iterable[Entry], rules: Rules, *, steady_until: float = float
                         del open_head[key]
     if rules.rate is not None:
         for key, times in starts.items():
-            _check_rate(key, times, rules.rate, found)
+            _check_rate(key, times, rules.rate, rounding, found)
     return found
 
 
-def _check_rate(key: str, times: list[int], rate: Rate, found: Found) -> None:
+def _check_rate(key: str, times: list[int], rate: Rate, rounding: float, found: Found) -> None:
     """Replay a bucket that starts full."""
     tokens, before = rate.at_once, times[0]
-    slack = 2 * ROUNDING / rate.interval
+    slack = 2 * rounding / rate.interval
     for at in times:
         tokens = min(rate.at_once, tokens + (at - before) / rate.interval) - 1
         before = at

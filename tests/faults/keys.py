@@ -8,18 +8,17 @@ ran. It says which messages were leased at any moment.
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as NotConnected
 
-from mx_rmq import Delivery, Limit, MessageQueue, MxRmqError, Rate, Worker
+from mx_rmq import Delivery, Limit, MessageQueue, Rate
 from tests.faults import member
 from tests.faults.bugs import switch_on
 from tests.faults.key_check import Entry, Rules, check
+from tests.faults.staff import Staff, insist, serve, settle
 from tests.faults.trial import Fault
 from tests.lab.servers import Kind, Server
 from tests.lab.shims import SetClock
@@ -80,30 +79,17 @@ async def _work(place: Place, name: str) -> None:
         limit = Limit(running=rules.running, rate=rules.rate)
         settings: dict[str, Any] = {"retry": RETRY, "max_attempts": 1_000, "max_crashes": 1_000}
         mq.handler(topic, per_key=limit, **settings)(handle)
-    while True:
-        try:
-            async with mq:
-                await Worker(mq, name=name, concurrency=20).run()
-            return
-        except MxRmqError:  # the server is away: a supervisor would start us again
-            await asyncio.sleep(0.1)
+    await serve(mq, name)
 
 
-class Crowd:
-    """The workers, and the messages."""
+class Crowd(Staff):
+    """The workers, the messages, and the server."""
 
     def __init__(self, trial: Trial, place: Place, server: Server) -> None:
-        self.trial = trial
+        super().__init__(trial, work, place, lease=LEASE)
         self.server = server
-        self._place = place
-        self._workers: list[Any] = []
-        self._hired = 0
         self._sent = 0
         self.ids: dict[str, list[str]] = {topic: [] for topic in TOPICS}
-
-    def hire(self) -> None:
-        self._hired += 1
-        self._workers.append(member.start(work, self._place, f"w{self._hired}"))
 
     async def produce(self, mq: MessageQueue) -> None:
         """Produce some more of every key. A repeated call makes no second message."""
@@ -113,41 +99,8 @@ class Crowd:
             keys = [f"k{key}" for key in range(KEYS)] * MESSAGES
             payloads = [number for number in numbers for _ in range(KEYS)]
             ids = [f"{key}.{number}" for key, number in zip(keys, payloads, strict=True)]
-            while True:
-                try:
-                    await mq.produce_many(topic, payloads, keys=keys, ids=ids)
-                    break
-                except MxRmqError:
-                    self.trial.count("produces repeated")
+            await insist(self.trial, partial(mq.produce_many, topic, payloads, keys=keys, ids=ids))
             self.ids[topic] += ids
-
-    def kill(self) -> None:
-        """Kill a worker, and hire another."""
-        victim = self.trial.random.choice(self._workers)
-        self._workers.remove(victim)
-        victim.kill()
-        victim.join(20)
-        victim.close()
-        self.hire()
-
-    async def freeze(self) -> None:
-        """Let a worker stand still past its lease, then go on."""
-        pid = self.trial.random.choice(self._workers).pid
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            await asyncio.sleep(LEASE * self.trial.random.uniform(1.1, 1.8))
-        finally:
-            os.kill(pid, signal.SIGCONT)
-
-    async def kill_server(self) -> None:
-        self.server.kill()
-        await asyncio.sleep(self.trial.random.uniform(0, 0.3))
-        self.server.start()
-
-    def end(self) -> None:
-        for worker in self._workers:
-            worker.kill()
-            worker.join(20)
 
 
 async def run(trial: Trial) -> None:
@@ -170,7 +123,7 @@ async def hold(trial: Trial, bug: str = "") -> None:
             for number in range(trial.size):
                 await crowd.produce(mq)
                 await asyncio.sleep(trial.random.uniform(0, 0.2))
-                await _fault(crowd, number % 4)
+                await crowd.fault(number, server)
                 trial.say(f"{number} of {trial.size} faults")
             steady = await _last_ids(server)
             for seconds in JUMPS:
@@ -178,37 +131,11 @@ async def hold(trial: Trial, bug: str = "") -> None:
                 clock.set(seconds)
                 trial.count("clock jumps")
                 await asyncio.sleep(LEASE / 2)
-            await _settle(trial, mq)
+            await settle(trial, mq, TOPICS, STUCK)
             await _check(trial, mq, crowd, steady)
     finally:
         crowd.end()
         server.kill()
-
-
-async def _fault(crowd: Crowd, which: int) -> None:
-    if which < 2:
-        crowd.kill()
-        crowd.trial.count("workers killed")
-    elif which == 2:
-        await crowd.freeze()
-        crowd.trial.count("zombies")
-    else:
-        await crowd.kill_server()
-        crowd.trial.count("server kills")
-
-
-async def _settle(trial: Trial, mq: MessageQueue) -> None:
-    """Wait until nothing is left to do."""
-    deadline = time.monotonic() + STUCK
-    while True:
-        left = [await mq.admin.stats(topic) for topic in TOPICS]
-        if not any(one.pending + one.processing + one.delayed for one in left):
-            return
-        if time.monotonic() > deadline:
-            counts = {one.topic: (one.pending, one.processing, one.delayed) for one in left}
-            trial.violated(f"stuck for {STUCK:g} s: pending, processing, delayed: {counts}")
-            return
-        await asyncio.sleep(0.05)
 
 
 async def _check(trial: Trial, mq: MessageQueue, crowd: Crowd, steady: dict[str, str]) -> None:

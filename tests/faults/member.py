@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import mx_rmq.queue
 from mx_rmq import (
+    Batch,
     Delivery,
     InvalidInput,
     MessageQueue,
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 RETRY: Final = 0.05
+LINGER: Final = 0.02
+"""Seconds that a batch waits until it is full."""
 DEAD_AFTER: Final = 2
 """Attempts of a message that shall die."""
 
@@ -55,6 +58,8 @@ class Place(NamedTuple):
     patience: float = 10.0
     fences: Path | None = None
     """An SQLite file in which every run leaves its fence; None: none does."""
+    batch: int = 0
+    """Messages for one call, at the most; 0: they are handled one by one."""
 
 
 class Hired(NamedTuple):
@@ -136,11 +141,38 @@ def make(place: Place, journal: Journal) -> MessageQueue:
             raise ValueError("as told")
         _note(journal, What.END, delivery, errand.label)
 
+    def finish_all(errands: list[Errand], batch: Batch) -> None:
+        for index, (errand, delivery) in enumerate(zip(errands, batch, strict=True)):
+            try:
+                finish(errand, delivery)
+            except ValueError as error:
+                batch.fail(index, error)
+
+    if place.batch:
+        settings |= {"batch": place.batch, "linger": LINGER}
+
+        @mq.handler(TOPICS[0], **settings)
+        async def async_batch(payloads: list[Payload], batch: Batch) -> None:
+            errands = [begin(*one) for one in zip(payloads, batch, strict=True)]
+            await asyncio.sleep(max(errand.work for errand in errands) / 1000)
+            await asyncio.to_thread(finish_all, errands, batch)
+
+        @mq.handler(TOPICS[1], **settings)
+        def plain_batch(payloads: list[Payload], batch: Batch) -> None:
+            errands = [begin(*one) for one in zip(payloads, batch, strict=True)]
+            time.sleep(max(errand.work for errand in errands) / 1000)
+            finish_all(errands, batch)
+
+        return mq
+
     @mq.handler(TOPICS[0], **settings)
     async def async_work(payload: Payload, delivery: Delivery) -> None:
         errand = begin(payload, delivery)
         await asyncio.sleep(errand.work / 1000)
-        finish(errand, delivery)
+        if place.fences is None:
+            finish(errand, delivery)
+        else:
+            await asyncio.to_thread(finish, errand, delivery)
 
     @mq.handler(TOPICS[1], **settings)
     def plain_work(payload: Payload, delivery: Delivery) -> None:
@@ -185,7 +217,11 @@ def make_fences(path: Path) -> None:
 
 
 def leave_fence(path: Path, delivery: Delivery) -> None:
-    """Write as a handler should: only over an older fence."""
+    """Write as a handler should: only over an older fence.
+
+    This may take as long as another worker is frozen while it holds the file's lock, so it must not
+    happen in the event loop.
+    """
     with closing(sqlite3.connect(path, timeout=30)) as db, db:
         accepted = db.execute(
             "INSERT INTO effects VALUES (?, ?) ON CONFLICT (id) DO UPDATE "

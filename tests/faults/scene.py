@@ -78,6 +78,7 @@ class Scene:
         lease: float = LEASE,
         patience: float = 10.0,
         fences: bool = False,
+        batch: int = 0,
         bug: str = "",
         name: str = "",
     ) -> None:
@@ -94,6 +95,7 @@ class Scene:
             lease,
             patience,
             directory / "fences" if fences else None,
+            batch,
         )
         self._bug = bug
         self._hired = 0

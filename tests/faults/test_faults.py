@@ -16,6 +16,8 @@ from tests.faults.trial import Trial
 @pytest.mark.timeout(240)
 @pytest.mark.filterwarnings(  # a thread was killed while it built its loop: half a loop is left
     "ignore:unclosed event loop:ResourceWarning",
+    "ignore:unclosed <socket object:ResourceWarning",
+    "ignore:Exception ignored in.*<socket object:pytest.PytestUnraisableExceptionWarning",
     "ignore:Exception ignored in.*_UnixSelectorEventLoop:pytest.PytestUnraisableExceptionWarning",
     "ignore:Exception ignored in.*BaseEventLoop.__del__:pytest.PytestUnraisableExceptionWarning",
 )

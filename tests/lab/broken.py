@@ -39,10 +39,18 @@ FOR_KEYS = {
 }
 """What scripts use only where messages have keys or the topic is limited."""
 
+FOR_WAITS = {
+    "retry_message": ("waiting", "awaited"),
+    "process_delay_message": ("awaited",),
+    "expire_message": ("awaited", "signals"),
+    "handle_timeout_message": ("signals",),
+}
+"""What scripts use only where messages wait for signals, or have some."""
+
 
 def vital(script: str) -> list[str]:
     """Return the keys without which a script does nothing in a topic without keys, by name."""
-    unused = (*TELLING, *LINES, *FOR_KEYS.get(script, ()))
+    unused = (*TELLING, *LINES, *FOR_KEYS.get(script, ()), *FOR_WAITS.get(script, ()))
     return [name for name in load(script).keys if name not in unused]
 
 

@@ -10,12 +10,23 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from mx_rmq.core import codec
+from mx_rmq.core import codec, steps
 from mx_rmq.core.errors import DecodeError
 from mx_rmq.core.message import Priority, State
-from mx_rmq.core.outcome import SnoozeLater
+from mx_rmq.core.outcome import Park, SnoozeLater
+from mx_rmq.core.schedule import Schedule
 from mx_rmq.store.quarantine import QuarantineReason
-from mx_rmq.store.results import Claim, HandedBack, Placed, RetryRequest, Settled, Ticked
+from mx_rmq.store.results import (
+    Claim,
+    FannedOut,
+    HandedBack,
+    Placed,
+    RetryRequest,
+    Settled,
+    Signal,
+    Signalled,
+    Ticked,
+)
 from tests.lab.archives import find_archived
 from tests.lab.clock import Clock
 from tests.lab.messages import FAILURE, LEASE, RESULT_TTL, draft, kept, renamed
@@ -174,7 +185,13 @@ def _produce(*, delay: bool, own: bool, keyed: bool = False) -> Case:
     return _case(f"{name}, {ids}", _nothing, act, [Placed.STORED] * 3, [Placed.REPEATED] * 3)
 
 
-def _archived(name: str, state: State, *, keyed: bool = False) -> Case:
+def _archived(
+    name: str,
+    state: State,
+    *,
+    keyed: bool = False,
+    seed: Callable[[Stage], Awaitable[Any]] | None = None,
+) -> Case:
     async def act(store: Store, topic: str, found: Archived) -> Settled:
         if name == "discard_message":
             return await store.discard_message(topic, state, found.id, archived=found.at)
@@ -183,6 +200,8 @@ def _archived(name: str, state: State, *, keyed: bool = False) -> Case:
             topic, state, found.id, archived=found.at, message=message
         )
 
+    if seed is not None:
+        return _case(f"{name}, {state}, signalled", seed, act)
     seed = Stage.dead if state is State.DEAD else Stage.quarantined
     if keyed:
         return _case(f"{name}, {state}, keyed", _keyed(seed), act)
@@ -205,6 +224,43 @@ async def _two_wait(stage: Stage) -> None:
 
 async def _cron(store: Store, topic: str, _: None) -> Ticked:
     return await store.produce_cron_message(topic, START, draft("c", priority=Priority.LOW))
+
+
+def _definition(topic: str) -> Schedule:
+    return Schedule(name="s", topic=topic, expression="* * * * *")
+
+
+async def _scheduled(stage: Stage) -> None:
+    """Two messages are pending, and a schedule is stored."""
+    await _two_wait(stage)
+    await stage.store.store_schedule(_definition(stage.topic), "g1")
+    stage.clock.advance(1)
+
+
+async def _tick(store: Store, topic: str, _: None) -> Ticked:
+    new = draft("c", id="own")
+    return await store.produce_cron_message(topic, START + 1, new, name="s", generation="g1")
+
+
+async def _store_schedule(store: Store, topic: str, _: None) -> Settled:
+    return await store.store_schedule(_definition(topic), "g2")
+
+
+async def _remove_schedule(store: Store, topic: str, _: None) -> bool:
+    return await store.remove_schedule(topic, "s")
+
+
+async def _pause_schedule(store: Store, topic: str, _: None) -> bool:
+    return await store.pause_schedule(topic, "s", reason="why")
+
+
+async def _schedule_paused(stage: Stage) -> None:
+    await _scheduled(stage)
+    await stage.store.pause_schedule(stage.topic, "s")
+
+
+async def _resume_schedule(store: Store, topic: str, _: None) -> bool:
+    return await store.resume_schedule(topic, "s")
 
 
 async def _silent(stage: Stage) -> None:
@@ -293,6 +349,66 @@ async def _retry(store: Store, topic: str, taken: list[Leased]) -> list[Settled]
         WORKER,
         [*retries[1:], RetryRequest(STALE, renamed(messages[0], STALE.id, topic), DELAY)],
     )
+
+
+async def _note_record(store: Store, topic: str, taken: list[Leased]) -> list[Settled]:
+    done = steps.Steps(done={"charge": msgspec.Raw(b"1")})
+    notes = [(one, steps.write(codec.decode(one.record), done), "charge") for one in taken]
+    stale = renamed(notes[0][1], STALE.id, topic)
+    return await store.note_record(topic, WORKER, [*notes[1:], (STALE, stale, "charge")])
+
+
+async def _park(store: Store, topic: str, taken: list[Leased]) -> list[Settled]:
+    parks = [
+        (one, Park(codec.decode(one.record), ("approval", "payment"), None, "approval, payment"))
+        for one in taken
+    ]
+    stale = replace(parks[0][1], message=renamed(parks[0][1].message, STALE.id, topic))
+    return await store.park_message(topic, WORKER, [*parks[1:], (STALE, stale)])
+
+
+async def _waiting(stage: Stage) -> None:
+    """Two messages wait for two signals each."""
+    await _park(stage.store, stage.topic, await stage.leased())
+
+
+async def _waiting_signalled(stage: Stage) -> None:
+    """Two messages wait, and one of the signals has come for each of them."""
+    await _waiting(stage)
+    signals = [Signal(id, "payment", b"9") for id in "ac"]
+    assert await stage.store.signal_message(stage.topic, signals)
+
+
+async def _wait_over(stage: Stage) -> None:
+    """The wait of a message has timed out."""
+    taken = await stage.leased()
+    park = Park(codec.decode(taken[1].record), ("approval",), DELAY, "approval")
+    await stage.store.park_message(stage.topic, WORKER, [(taken[1], park)])
+    stage.clock.advance(DELAY)
+
+
+async def _waiting_expiring(stage: Stage) -> None:
+    """A message that waits has expired."""
+    await _waiting(stage)
+    await stage.store.set_expiry(stage.topic, [("a", stage.clock.now)])
+
+
+async def _leased_signalled(stage: Stage) -> list[Leased]:
+    """Signals have come for messages that run."""
+    taken = await stage.leased()
+    await stage.store.signal_message(stage.topic, [Signal(id, "early", b"1") for id in "abc"])
+    return taken
+
+
+async def _dead_signalled(stage: Stage) -> Archived:
+    found = await stage.dead()
+    await stage.store.signal_message(stage.topic, [Signal(found.id, "late", b"1")])
+    return found
+
+
+async def _signal(store: Store, topic: str, _: Any) -> list[Signalled]:
+    names = [("a", "approval"), ("c", "approval"), ("a", "approval"), ("gone", "approval")]
+    return await store.signal_message(topic, [Signal(id, name, b"1") for id, name in names])
 
 
 async def _release(store: Store, topic: str, taken: list[Leased]) -> list[Settled]:
@@ -417,7 +533,7 @@ async def _lines_broken(stage: Stage) -> None:
     await command("ZREM", keys.ring, "k")
     await command("ZADD", keys.blocked, 1, "l")
     await command("ZADD", keys.ring, 1, "m")
-    await command("ZADD", keys.running, 0, "k\tgone")
+    await command("ZADD", keys.running, 0, "k\t20000000000000001 1 gone")
     await command("ZADD", keys.lines, 0, "k\t22 1 a")
     await command("HSET", keys.keyed, "gone", "k\t2 1 ")
 
@@ -430,10 +546,24 @@ LINE_SUSPECTS: Final = (
     ("key", b"k"),
     ("key", b"l"),
     ("key", b"m"),
-    ("running", b"k\tgone"),
+    ("running", b"k\t20000000000000001 1 gone"),
     ("place", b"k\t22 1 a"),
     ("keyed", b"gone"),
 )
+
+
+async def _waits_broken(stage: Stage) -> None:
+    """A message waits for nothing, another misses what came, and signals of a third are left."""
+    await _waiting_signalled(stage)
+    keys, command = stage.store.keys.of(stage.topic), stage.store.caller.command
+    await command("ZREM", keys.awaited, "a\tapproval")
+    await command("ZADD", keys.awaited, 0, "c\tpayment")
+    await command("ZADD", keys.awaited, 0, "b\tapproval")
+    await command("ZADD", keys.signals, 0, "gone\tapproval\t1")
+
+
+async def _repair_waits(store: Store, topic: str, _: None) -> list[int]:
+    return await store.repair_waits(topic, [b"a", b"b", b"c", b"gone", b"fine"])
 
 
 async def _repair_topic(store: Store, topic: str, _: None) -> list[str]:
@@ -442,6 +572,23 @@ async def _repair_topic(store: Store, topic: str, _: None) -> list[str]:
 
 async def _trim(store: Store, topic: str, _: None) -> int:
     return await store.trim_archive(topic, State.DEAD)
+
+
+async def _subscribed(stage: Stage) -> None:
+    await stage.pending()
+    assert await stage.store.declare_subscription(stage.topic, "s")
+
+
+async def _declare(store: Store, topic: str, _: None) -> bool:
+    return await store.declare_subscription(topic, "s")
+
+
+async def _unsubscribe(store: Store, topic: str, _: None) -> Settled:
+    return await store.remove_subscription(topic, "s")
+
+
+async def _fan_out(store: Store, topic: str, _: None) -> FannedOut:
+    return await store.fan_out(topic, ["s"], count=9)
 
 
 def _case(
@@ -456,6 +603,8 @@ def _case(
 
 _DONE: Final = [Settled.DONE, Settled.DONE, Settled.LOST]
 _REPEATED: Final = [Settled.REPEATED, Settled.REPEATED, Settled.LOST]
+_KEPT: Final = [Signalled.KEPT, Signalled.KEPT, Signalled.THERE, Signalled.UNKNOWN]
+_KEPT_AGAIN: Final = [Signalled.REPEATED, Signalled.REPEATED, *_KEPT[2:]]
 _TAKEN: Final = [Claim("b", START * 1000), Claim("a", START * 1000 + 1)]
 _LATE: Final = [Claim(id, (START + LEASE + 1) * 1000 + n) for n, id in enumerate("abc")]
 _IN_TURN: Final = [Claim("b", START * 1000), Claim("c", START * 1000 + 1)]
@@ -466,6 +615,10 @@ _WATCHED: Final = "deadline set to now, so a monitor takes it over"
 _LISTED: Final = "put in front of the pending ones"
 
 _FIRED: Final = Ticked(START, START, f"cron-{START}")
+_TICKED: Final = Ticked(START + 1, START + 1, "own")
+
+_FANNED_OUT: Final = FannedOut(("s",), 3, 0)
+_NOTHING_LEFT: Final = FannedOut(("s",), 0, 0)
 
 CASES: Final = (
     _produce(delay=False, own=False),
@@ -473,6 +626,12 @@ CASES: Final = (
     _produce(delay=True, own=False),
     _produce(delay=True, own=True),
     _case("produce_cron_message", _two_wait, _cron, _FIRED, _FIRED._replace(id=None)),
+    _case("produce_cron_message, schedule", _scheduled, _tick, _TICKED, _TICKED._replace(id=None)),
+    _case("store_schedule", _two_wait, _store_schedule),
+    _case("store_schedule, again", _scheduled, _store_schedule),
+    _case("remove_schedule", _scheduled, _remove_schedule, True, True),
+    _case("pause_schedule", _scheduled, _pause_schedule, True, True),
+    _case("resume_schedule", _schedule_paused, _resume_schedule, True, True),
     _case("dispatch_message", Stage.pending, _dispatch, _TAKEN, _TAKEN),
     _case("dispatch_message, alone", Stage.pending, _dispatch_alone, _TAKEN, _TAKEN),
     _case("complete_message", Stage.leased, _complete, _DONE, _REPEATED),
@@ -480,6 +639,7 @@ CASES: Final = (
     _case("note_progress", Stage.leased, _note_progress, _DONE, _DONE),
     _case("retry_message", Stage.leased, _retry, _DONE, _REPEATED),
     _case("release_message", Stage.leased, _release, _DONE, _REPEATED),
+    _case("note_record", Stage.leased, _note_record, _DONE, _REPEATED),
     _case("extend_lease", Stage.leased, _extend, [STALE], [STALE]),
     _case("move_to_dlq", Stage.leased, die),
     _case("handle_parse_error", Stage.leased, set_aside),
@@ -512,7 +672,11 @@ CASES: Final = (
     _case("trim_archive", Stage.aged, _trim, 1, 0),
     _case("repair_message", _torn, _repair, [_WATCHED], []),
     _case("repair_topic", _rung_twice, _repair_topic, ["doorbell left with one ring"], []),
+    _case("declare_subscription", Stage.pending, _declare, True, True),
+    _case("remove_subscription", _subscribed, _unsubscribe),
+    _case("fan_out", _subscribed, _fan_out, _FANNED_OUT, _NOTHING_LEFT),
     # messages with keys
+    _case("fan_out, keyed", _keyed(_subscribed), _fan_out, _FANNED_OUT, _NOTHING_LEFT),
     _produce(delay=False, own=False, keyed=True),
     _produce(delay=False, own=True, keyed=True),
     _produce(delay=True, own=True, keyed=True),
@@ -553,5 +717,23 @@ CASES: Final = (
     _case("ring_doorbell, keyed", _keyed(_silent), _ring, True, False),
     _case("limit_key", _keyed(Stage.leased), _limit),
     _case("repair_lines", _keyed(_lines_broken), _repair_lines, [1, 2, 3, 1, 1, 1], [0] * 6),
+    # messages that wait for signals
+    _case("retry_message, parked", Stage.leased, _park, _DONE, _REPEATED),
+    _case("retry_message, parked, signals first", _leased_signalled, _park, _DONE, _REPEATED),
+    _case("retry_message, parked, keyed", _keyed(Stage.leased), _park, _DONE, _REPEATED),
+    _case("signal_message, in processing", Stage.leased, _signal, _KEPT, _KEPT_AGAIN),
+    _case("signal_message, waiting", _waiting, _signal, _KEPT, _KEPT_AGAIN),
+    _case("signal_message, the last one", _waiting_signalled, _signal, _KEPT, _KEPT_AGAIN),
+    _case("complete_message, signalled", _leased_signalled, _complete, _DONE, _REPEATED),
+    _case("process_delay_message, waiting", _wait_over, _process_delay, ["a"], []),
+    _case(
+        "expire_message, waiting", _waiting_expiring, _expire, [Claim("a", START * 1000 + 3)], []
+    ),
+    _case("cancel_message, waiting", _waiting_signalled, _cancel),
+    _case("abort_message, waiting", _seen(_waiting_signalled), _abort),
+    _case("reschedule_message, waiting", _seen(_waiting_signalled), _reschedule),
+    _replace(_waiting_signalled, "waiting"),
+    _archived("discard_message", State.DEAD, seed=_dead_signalled),
+    _case("repair_waits", _waits_broken, _repair_waits, [8, 2, 4, 16, 0], [0] * 5),
     _case("repair_message, keyed", _keyed(_out_of_line), _repair, [_LISTED], []),
 )

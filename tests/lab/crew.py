@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from mx_rmq import Delivery, MessageQueue, Worker
+from mx_rmq import Batch, Delivery, MessageQueue, Worker
 from tests.lab.appended import whole_lines
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 TOPIC = "work"
 PLAIN = "plain"
+BATCHES = "batches"
 TICK = "tick"
 
 
@@ -170,6 +171,17 @@ def make(url: str, history: int, options: dict[str, Any]) -> MessageQueue:
         note("start", delivery)
         time.sleep(payload.get("sleep", 0))
         note("end", delivery)
+
+    @mq.handler(BATCHES, batch=20, linger=0.3, **settings)
+    async def batches(payloads: list[dict[str, Any]], batch: Batch) -> None:
+        for delivery in batch:
+            note("start", delivery)
+        await asyncio.sleep(max(one["sleep"] for one in payloads))
+        for index, (payload, delivery) in enumerate(zip(payloads, batch, strict=True)):
+            if payload.get("fail") and delivery.attempt <= payload["fail"]:
+                batch.fail(index, "as told")
+            else:
+                note("end", delivery)
 
     if every := options.pop("cron", None):
 

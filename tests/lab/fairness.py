@@ -44,7 +44,7 @@ class Witness:
             assert spent <= given + debt + 1e-3, f"{key!r} spends {spent} where {given} are given"
 
     def forget(self, key: str) -> None:
-        """An operator has changed a rate: what a bucket holds then is another question."""
+        """A rate was set or declared again: what a bucket holds then is another question."""
         self._starts.pop(key, None)
 
     def turns(self, order: Sequence[str], ready: set[str]) -> None:

@@ -49,15 +49,17 @@ PARTS: Final = {
     "mx-rmq monitor": "monitor",
     "mx-rmq producer": "producer",
     "mx-rmq progress": "progress",
+    "mx-rmq relay": "relay",
     "mx-rmq ring": "shutdown",
     "mx-rmq scheduler": "scheduler",
+    "mx-rmq schedules": "schedules",
 }
 """The part of the cast that each task is."""
 
 COMMANDS: Final = {"HDEL": "forget_worker"}
 """The plain commands that change something, and what they are for."""
 
-_TOPIC: Final = re.compile(r"\{([^}]*)\}")
+_TOPIC: Final = re.compile(r"\{([^}]*)\}(@[^:]+)?")
 
 
 class When(StrEnum):
@@ -149,7 +151,7 @@ class Injector:
             "component": component,
             "script": script,
             "nth": nth,
-            "topic": tag[1] if tag else "",
+            "topic": tag[1] + (tag[2] or "") if tag else "",
             "ids": [word for word in words if isinstance(word, str) and 0 < len(word) <= 64],
         }
         self._journal.note("call", **about)

@@ -219,6 +219,19 @@ class Lines:
             else:
                 self.noted["bucket"] = f"{sooner:.17g}"
 
+    def refill(self, limits: InForce, declared: str, at: float) -> None:
+        """Fill the topic's bucket at a newly declared rate, if it is full sooner then."""
+        before, _ = declared_limits(self.noted.get("limits", ""))
+        is_set = InForce().over(self.limits.get("", UNSET)).interval is not None
+        full = float(self.noted.get("bucket", 0))
+        if declared == self.noted.get("limits", "") or is_set or full <= at:
+            return
+        if before.interval is not None and limits.interval is not None:
+            missing = limits.burst - before.burst + (full - at) / before.interval
+            sooner = at + max(0, missing) * limits.interval
+            if sooner < full:
+                self.noted["bucket"] = f"{sooner:.17g}"
+
     def of_topic(self, declared: str) -> InForce:
         limits = declared_limits(declared)[0]
         return limits.over(self.limits[""]) if "" in self.limits else limits
@@ -272,7 +285,7 @@ class Lines:
             if line.heads and line.until is not None:
                 self.blocked[line.key] = line.until
             elif line.heads:
-                self.ring[line.key] = line.start + line.taken * line.limits.step
+                self.ring[line.key] = line.turn
             if line.limits.interval is not None and line.spent:
                 full_at = max(self.buckets.get(line.key, 0), at)
                 fills[line.key] = full_at + line.spent * line.limits.interval

@@ -43,7 +43,7 @@ WRITES: Final = {
     **dict.fromkeys(("LPUSH", "LREM", "LTRIM", "RPUSH"), "LIST"),
     **dict.fromkeys(("SADD", "SREM"), "SET"),
     "XTRIM": "STREAM",
-    **dict.fromkeys(("ZADD", "ZREM", "ZREMRANGEBYRANK"), "ZSET"),
+    **dict.fromkeys(("ZADD", "ZREM", "ZREMRANGEBYLEX", "ZREMRANGEBYRANK"), "ZSET"),
 }
 """The writing commands, likewise; '': any type."""
 

@@ -9,6 +9,7 @@ import msgspec
 
 from mx_rmq.core import codec
 from mx_rmq.core.message import Failure, Message, Priority, State
+from mx_rmq.core.outcome import Park
 from mx_rmq.core.status import Kept
 from mx_rmq.store.quarantine import QuarantineReason
 from mx_rmq.store.results import HandedBack, Leased, Placed, RetryRequest
@@ -116,6 +117,9 @@ async def settle(store: Store, one: Leased, state: State | None) -> None:
     elif state is State.DELAYED:
         again = RetryRequest(one, message(one).failed(FAILURE), 1000)
         assert await store.retry_message(TOPIC, "w1", [again]) == ["1"]
+    elif state is State.WAITING:
+        park = Park(message(one), ("approval",), None, "approval")
+        assert await store.park_message(TOPIC, "w1", [(one, park)]) == ["1"]
     elif state is State.DEAD:
         assert await store.move_to_dlq(TOPIC, "w1", one, message(one).failed(FAILURE))
     elif state is State.QUARANTINED:

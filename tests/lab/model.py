@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tests.lab.fairness import TOPIC, Witness
 from tests.lab.lines import NUMBERS, UNSET, InForce, Line, Lines, Place, enqueue
 from tests.lab.snapshot import Snapshot
+from tests.lab.waits import NEVER, Waits
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -85,6 +86,8 @@ class Model:
     lines: Lines = field(default_factory=Lines)
     """Where messages with a key wait, and what may start."""
     delayed: dict[str, dict[str, int]] = field(default_factory=lambda: {x: {} for x in LEVELS})
+    waits: Waits = field(default_factory=Waits)
+    """Which of the delayed ones wait for signals, and what has come."""
     expiries: dict[str, int] = field(default_factory=dict)
     """When messages expire: those that wait and have a ttl, and no others."""
     leases: dict[str, Lease] = field(default_factory=dict)
@@ -105,11 +108,22 @@ class Model:
     turn: int = 0
     dispatched: bool = False
     tick: int | None = None
+    schedules: dict[str, str] = field(default_factory=dict)
+    """What is stored of schedules, as in keys.py; the last ticks are in `ticks`."""
+    ticks: dict[str, int] = field(default_factory=dict)
     paused: bool = False
     rung: bool = False
     rung_delay: bool = False
 
+    copies: dict[str, Model] = field(default_factory=dict)
+    """What each subscription has that was ever declared."""
+    subscribed: list[tuple[str, int]] = field(default_factory=list)
+    unsubscribed: list[tuple[str, int]] = field(default_factory=list)
+    """The subscriptions, and since when; and those that were removed."""
+
     # the ledger
+    owed: dict[str, set[str]] = field(default_factory=dict)
+    """The subscriptions that there were when a message was produced, by its id."""
     completed: set[str] = field(default_factory=set)
     highest: dict[str, int] = field(default_factory=dict)
     witness: Witness = field(default_factory=Witness)
@@ -140,6 +154,9 @@ class Model:
         if self.tick is not None:
             meta["tick"] = str(self.tick)
         meta |= self.lines.noted
+        removed = [(f"-{name}", since) for name, since in self.unsubscribed]
+        if listed := [*self.subscribed, *removed]:
+            meta["subscriptions"] = " ".join(f"{name} {since}" for name, since in listed)
         if self.result_ttl is not None:
             meta["result_ttl"] = str(self.result_ttl)
         return Snapshot(
@@ -152,12 +169,15 @@ class Model:
             ring=self.lines.ring,
             blocked=self.lines.blocked,
             keyed=self.lines.keyed(),
-            running={f"{key}\t{id}" for id, key in self.lines.running.items()},
+            running={f"{self.lines.places[id]}{id}" for id in self.lines.running},
             limits=self.lines.limits,
             buckets=self.lines.buckets,
             delayed_high=self.delayed["high"],
             delayed=self.delayed["normal"],
             delayed_low=self.delayed["low"],
+            waiting=self.waits.since,
+            awaited={f"{id}\t{name}" for id, name in self.waits.missing},
+            signals={f"{id}\t{name}\t{value}" for (id, name), value in self.waits.came.items()},
             expiries=self.expiries,
             leases={id: self._lease_of(id) for id in self.leases},
             deadlines=self.deadlines,
@@ -171,6 +191,10 @@ class Model:
             rung_delay=self.rung_delay,
             meta=meta,
             recent=self.recent,
+            schedules={
+                **self.schedules,
+                **{f"@{name}": str(tick) for name, tick in self.ticks.items()},
+            },
         )
 
     def _lease_of(self, id: str) -> str:
@@ -232,21 +256,70 @@ class Model:
 
     def produce_cron_message(self, call: Call) -> Any:
         now, id, tick = call.named["now_ms"], call.named["id"], call.named["tick_ms"]
+        name, generation = call.named["name"], call.named["generation"]
         fired = 0
-        last = self.tick
+        last = self.ticks.get(name) if name else self.tick
         if last is not None and last > now + SET_BACK:
             last = None
+        state = "paused" if f"!{name}" in self.schedules else ""
+        if name and self.schedules.get(name, " ").split(" ")[0] != generation:
+            state = "gone"
+        if state:
+            return [str(now), "" if last is None else str(last), 0, state]
         if not call.named["record"]:
-            self.tick = last = now if last is None else last
+            last = now if last is None else last
+            self._ticked(name, last)
         elif tick <= now and (last is None or last < tick):
-            self.tick = last = tick
+            last = tick
+            self._ticked(name, tick)
             if not any(id in held for held in (self.records, self.dead, self.quarantine)):
                 ttl = call.named["live_ms"]
                 self._store(call, id, call.named["record"], int(ttl) if ttl else None)
                 self.pending[call.named["priority"]].append(id)
                 self.rung = True
                 fired = 1
-        return [str(now), "" if last is None else str(last), fired]
+        return [str(now), "" if last is None else str(last), fired, ""]
+
+    def _ticked(self, name: str, tick: int) -> None:
+        if name:
+            self.ticks[name] = tick
+        else:
+            self.tick = tick
+
+    # schedules
+
+    def store_schedule(self, call: Call) -> Any:
+        name, timetable = call.named["name"], call.named["timetable"]
+        _, before, *_ = [*self.schedules.get(name, "").split(" "), ""]
+        if name not in self.ticks or before != timetable:
+            self.ticks[name] = call.named["now_ms"]
+        words = (call.named["generation"], timetable, call.named["definition"])
+        self.schedules[name] = " ".join(map(str, words))
+        return self._receipt(call, "1")
+
+    def remove_schedule(self, call: Call) -> Any:
+        name, generation = call.named["name"], call.named["generation"]
+        known = self.schedules.get(name, "").split(" ")[0]
+        if not known or generation not in ("", known):
+            return self._receipt(call, "0")
+        self.schedules.pop(name)
+        self.schedules.pop(f"!{name}", None)
+        self.ticks.pop(name, None)
+        return self._receipt(call, "1")
+
+    def pause_schedule(self, call: Call) -> Any:
+        name = call.named["name"]
+        if (name and name not in self.schedules) or f"!{name}" in self.schedules:
+            return self._receipt(call, "0")
+        self.schedules[f"!{name}"] = f"{call.named['now_ms']} {call.named['reason']}"
+        return self._receipt(call, "1")
+
+    def resume_schedule(self, call: Call) -> Any:
+        name = call.named["name"]
+        if self.schedules.pop(f"!{name}", None) is None:
+            return self._receipt(call, "0")
+        self._ticked(name, call.named["now_ms"])
+        return self._receipt(call, "1")
 
     def _new(self, call: Call) -> tuple[list[tuple[str, ...]], str]:
         fresh: dict[str, tuple[str, ...]] = {}
@@ -308,12 +381,15 @@ class Model:
         found = self._found(call, item, ())
         waits = found == "l" and id not in self.leases
         earliest = self._earliest()
+        if self.subscribed:
+            return self._receipt(call, "s")
         if found == "1":
             self._remember(call, {id: item})
         else:
             self._remember_again(call, item)
         self.expiries.pop(id, None)
         self._store(call, id, record, None if id in self.leases else ttl)
+        self.waits.forget(id)
         for held in (self.dead, self.dead_letters, self.quarantine, self.quarantined):
             held.pop(id, None)
         if id in self.leases:
@@ -373,6 +449,7 @@ class Model:
         if not waits:
             return
         self.rung |= self.lines.free(id)
+        self.waits.end(id)
         if id in self.lines.waiting:
             self.lines.out(id)
         elif not any(self.delayed[level].pop(id, None) for level in LEVELS):
@@ -413,9 +490,106 @@ class Model:
 
     def _store(self, call: Call, id: str, record: str, ttl: int | None) -> None:
         self.completed.discard(id)  # an own id may be used again once its window has passed
+        self.owed[id] = set(self.names)
         self.records[id] = b'{"created_at":%d,' % call.named["now_ms"] + _bytes(record)
         if ttl is not None:
             self.expiries[id] = call.named["now_ms"] + ttl
+
+    # pending -> pending of every subscription
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.subscribed]
+
+    @property
+    def gives_none(self) -> bool:
+        """Whether no worker gets its messages."""
+        return self.paused or bool(self.subscribed)
+
+    def declare_subscription(self, call: Call) -> Any:
+        name, again = call.named["name"], call.named["again"] == "1"
+        gone = [one for one, _ in self.unsubscribed]
+        if name in self.names:
+            return self._receipt(call, "0")
+        if name in gone and again:
+            return self._receipt(call, "-")
+        self.unsubscribed = [one for one in self.unsubscribed if one[0] != name]
+        self.subscribed.append((name, call.named["now_ms"]))
+        self.copies.setdefault(name, Model())
+        return self._receipt(call, "1")
+
+    def remove_subscription(self, call: Call) -> Any:
+        name = call.named["name"]
+        if name not in self.names:
+            return self._receipt(call, "0")
+        self.subscribed = [one for one in self.subscribed if one[0] != name]
+        self.unsubscribed.insert(0, (name, call.named["now_ms"]))
+        for owed in self.owed.values():
+            owed.discard(name)
+        return self._receipt(call, "1")
+
+    def fan_out(self, call: Call) -> Any:
+        found, most, lines = " ".join(self.names), call.named["max_count"], self.lines
+        if call.named["names"] != found:
+            return [found]
+        waiting = {
+            level: [id for id in self.pending[level] if id not in self.cancelled]
+            for level in LEVELS
+        }
+        taken = [(id, level) for level in LEVELS for id in waiting[level][:most]]
+        in_turn = lines.ring or {key: turn for key, turn in lines.blocked.items() if key}
+        keys = [key for _, key in sorted((turn, key) for key, turn in in_turn.items())]
+        share = ceil(most / max(1, len(keys)))
+        left = set[str]()
+        for key in keys:
+            line = [id for id in lines.waiting if lines.places[id].key == key]
+            line.sort(key=lambda id: f"{lines.places[id]}{id}")
+            taken += [(id, "") for id in line[:share]]
+            left |= {key} if line[share:] else set()
+        if self.paused or not found or not taken:
+            return [found, 0, 0]
+        self._pass_over()
+        for name in self.names:
+            self.copies[name]._receive(self, call.named["now_ms"], taken)
+        for id, level in taken:
+            assert self.owed.pop(id) <= set(self.names), f"a subscription does not get {id}"
+            self.waits.forget(id)
+            del self.records[id]
+            self.expiries.pop(id, None)
+            lines.places.pop(id, None)
+            lines.waiting.discard(id)
+            if level:
+                self.pending[level].remove(id)
+        for key in keys:
+            if key not in left:
+                lines.ring.pop(key, None)
+                lines.blocked.pop(key, None)
+            elif key in lines.ring:
+                lines.ring[key] += 1
+        rest = sum(map(len, self.pending.values())) + len(lines.waiting)
+        return [found, len(taken), rest]
+
+    def _receive(self, topic: Model, now: int, messages: list[tuple[str, str]]) -> None:
+        """Get copies of a topic's messages; but not of those whose id is taken."""
+        in_line, ready = [], False
+        for id, level in messages:
+            if any(id in held for held in (self.records, self.dead, self.quarantine)):
+                continue
+            self.completed.discard(id)
+            self.records[id] = topic.records[id]
+            self.owed[id] = set()
+            if id in topic.expiries:
+                self.expiries[id] = topic.expiries[id]
+            if id in topic.lines.places:
+                place = topic.lines.places[id]
+                self.lines.places[id] = Place(place.key, place.level, place.cost)
+            if level:
+                self.pending[level].append(id)
+                ready = True
+            else:
+                in_line.append(id)
+        ready |= self.lines.join(in_line, now, wake=False)
+        self.rung |= ready and "" not in self.lines.blocked
 
     # pending -> processing
 
@@ -423,7 +597,7 @@ class Model:
         now, worker = call.named["now_ms"], call.named["worker"]
         in_turn = self.lines.ring or self.lines.blocked or self.lines.limits
         reply: list[Any] = [str(now), -2 if in_turn else -1]
-        if in_turn or self.paused or (call.named["alone"] == "1" and self.leases):
+        if in_turn or self.gives_none or (call.named["alone"] == "1" and self.leases):
             self._receipt(call, "")
             return reply
         self._pass_over()
@@ -457,7 +631,7 @@ class Model:
         at = lines.at(now, self.token)
         look_again = (at // 60_000 + 2) * 60_000
         limits = lines.of_topic(declared)
-        room, closed = 0 if self.paused else call.named["max_count"], None
+        room, closed = 0 if self.gives_none else call.named["max_count"], None
         any_set = bool(lines.limits)
         lines.end_pause("", at)
         if limits.stop > at:
@@ -468,6 +642,9 @@ class Model:
             room, closed = 0, look_again
         if limits.most is not None:
             room = min(room, max(0, limits.most - len(self.leases)))
+        if declared != lines.noted.get("limits", ""):
+            self.witness.forget(TOPIC)
+        lines.refill(limits, declared, at)
         tokens = limits.tokens(float(lines.noted.get("bucket", 0)), at)
 
         self._pass_over()
@@ -534,14 +711,22 @@ class Model:
         if closed is not None:
             lines.blocked[""] = closed
             blocks = [closed]
-        wait = -1
+        wait, call_second = -1, False
         told_time, _, told = lines.noted.get("wake_at", "0 ").partition(" ")
-        if self.paused:
+        stand_in_time, _, stand_in = lines.noted.get("stand_in", "0 -").partition(" ")
+        free = float(stand_in_time) <= at
+        if self.gives_none:
             pass
         elif blocks:
             if told == worker or not at < float(told_time) <= min(blocks) + 1:
                 wait = ceil(min(blocks) - at)
                 lines.noted["wake_at"] = f"{ceil(min(blocks))} {worker}"
+                if free or stand_in == worker:
+                    call_second = True
+                    lines.noted["stand_in"] = f"{at + 1000:.0f} "
+            elif free or stand_in in ("", worker):
+                wait = ceil(float(told_time) + 1000 - at)
+                lines.noted["stand_in"] = f"{float(told_time) + 1000:.0f} {worker}"
         elif not (declared or any_set or lines.waiting):
             wait = -2
         if declared != lines.noted.get("limits", ""):
@@ -556,7 +741,7 @@ class Model:
             lines.noted["plain_turn"] = f"{plain.turn:.17g}"
         self.turn = (self.turn + plain.taken) % 10
         left = plain.taken < waiting or queue
-        if left and closed is None and not self.paused:
+        if (left and closed is None and not self.gives_none) or call_second:
             self.rung = True
         if picks:
             self.dispatched = True
@@ -660,6 +845,7 @@ class Model:
         for id, *_ in mine:
             self._unlease(id)
             self.lines.forget(id)
+            self.waits.forget(id)
             del self.records[id]
             assert id not in self.completed, f"{id} is completed twice"
             self.completed.add(id)
@@ -677,6 +863,7 @@ class Model:
         for id, _, kept in mine:
             self._unlease(id)
             self.lines.forget(id)
+            self.waits.forget(id)
             del self.records[id]
             assert id not in self.completed, f"{id} is completed twice"
             self.completed.add(id)
@@ -691,22 +878,55 @@ class Model:
             self.progress[id] = f"{token} {report}"
         return answer
 
+    def note_record(self, call: Call) -> Any:
+        mine, answer = self._mine(call)
+        for id, _, record, _ in mine:
+            self.records[id] = _bytes(record)
+        return self._receipt(call, answer) if mine else answer
+
     def retry_message(self, call: Call) -> Any:
         mine, answer = self._mine(call)
         earliest = self._earliest()
         at = self.lines.at(call.named["now_ms"], self.token)
         strict = [id for id, *_ in mine if self.lines.keeps_its_line(id)]
-        for id, _, record, priority, delay, expires, _, hold in mine:
+        now = call.named["now_ms"]
+        for id, _, record, priority, delay, expires, _, hold, awaits in mine:
             self._unlease(id, stays=id in strict)
             if hold:
                 self.lines.hold(id, at + int(hold))
             self.records[id] = _bytes(record)
-            due = call.named["now_ms"] + int(delay)
+            due = now + int(delay) if delay else NEVER
+            if awaits and not self.waits.park(id, awaits.split("\n"), now):
+                due = now
             self.delayed[priority][id] = due
             self.rung_delay |= earliest is None or due < earliest
             if expires:
                 self.expiries[id] = int(expires)
         return self._receipt(call, answer) if mine else answer
+
+    def signal_message(self, call: Call) -> Any:
+        now, most = call.named["now_ms"], int(call.named["most"])
+        answer, wakes = "", []
+        for id, name, value, wake in call.items:
+            held = self.waits.signals_of(id)
+            if not any(id in one for one in (self.records, self.dead, self.quarantine)):
+                answer += "0"
+                continue
+            if name in held or len(held) >= most:
+                answer += "s" if name in held else "f"
+            else:
+                answer += "1"
+                if self.waits.keep(id, name, value):
+                    wakes.append(id)
+            if wake == "1":
+                wakes.append(id)
+        earliest = self._earliest()
+        for id in wakes:
+            if self.waits.end(id):
+                level = next(level for level in LEVELS if id in self.delayed[level])
+                self.delayed[level][id] = now
+                self.rung_delay |= earliest is None or now < earliest
+        return self._receipt(call, answer)
 
     def release_message(self, call: Call) -> Any:
         mine, answer = self._mine(call)
@@ -768,14 +988,20 @@ class Model:
         aged = len([at for at, _ in oldest if ttl and at <= now - ttl])
         surplus = max(0, len(oldest) + len(arriving) - aged - keep) if keep else 0
         for _, id in oldest[: aged + surplus]:
-            del index[id], contents[id]
+            self._drop(index, contents, id)
         dropped = aged + surplus
         for _, id in oldest[aged + surplus :]:
             if _load([*contents.values(), *arriving]) <= call.named["budget"]:
                 break
-            del index[id], contents[id]
+            self._drop(index, contents, id)
             dropped += 1
         return dropped
+
+    def _drop(self, index: dict[str, int], contents: dict[str, bytes], id: str) -> None:
+        """Drop an archived message; the id of a result may be another message's by now."""
+        del index[id], contents[id]
+        if index is not self.kept_at:
+            self.waits.forget(id)
 
     def _mine(self, call: Call) -> tuple[list[tuple[str, ...]], str]:
         mine: dict[str, tuple[str, ...]] = {}
@@ -833,6 +1059,7 @@ class Model:
         for level in LEVELS:
             for id in delayed:
                 self.delayed[level].pop(id, None)
+                self.waits.end(id)
         hidden = self._cut_tails(sought, window) if sought else 0
         leased = []
         walked = 0
@@ -888,10 +1115,13 @@ class Model:
         expires = min(self.expiries.values(), default=None)
         times = (self._earliest(), deadline, expires)
         waits = [-1 if at is None else max(0, at - now) for at in times]
-        return [str(now), waiting, *waits]
+        return [str(now), waiting, *waits, len(self.waits.since)]
 
-    def ring_doorbell(self, _: Call) -> Any:
-        self.lines.noted.pop("wake_at", None)
+    def ring_doorbell(self, call: Call) -> Any:
+        for name in ("wake_at", "stand_in"):
+            told = self.lines.noted.get(name, "").partition(" ")[2]
+            if told and told == call.named["leaving"]:
+                del self.lines.noted[name]
         waiting = any(self.pending.values()) or bool(self.lines.waiting)
         was, self.rung = self.rung, self.rung or waiting
         return int(self.rung and not was)
@@ -903,6 +1133,7 @@ class Model:
             for at, id in due[: call.named["max_count"]]:
                 if at <= call.named["now_ms"]:
                     del self.delayed[level][id]
+                    self.waits.end(id)
                     moved.append((id, level))
                     if self.lines.has_line(id):
                         self.lines.running.pop(id, None)
@@ -936,7 +1167,7 @@ class Model:
         index, contents = self._archive_of(call)
         if index.get(id) != int(call.named["archived_ms"]):
             return self._receipt(call, "0")
-        del index[id], contents[id]
+        self._drop(index, contents, id)
         self._free(call)
         return self._receipt(call, "1")
 
@@ -949,6 +1180,7 @@ class Model:
         del self.records[id]
         self._leave_place(call)
         self.lines.forget(id)
+        self.waits.forget(id)
         self._free(call)
         return self._receipt(call, "1")
 
@@ -1054,11 +1286,9 @@ def _bytes(text: str) -> bytes:
 
 
 def _how(text: str) -> How:
-    text, _, rest = text.partition("\t")
-    key, _, rest = rest.partition("\t")
-    cost = rest.split(" ")[1] if rest else ""
+    text, placed, key = text.partition("\t")
     own, maker, priority, *more = (text or "0 0 normal").split(" ")
-    ttl, dedup, asks = [*more, "", "", ""][:3]
+    ttl, dedup, asks, cost = [*more, "", "", "", ""][:4]
     times = [int(ms) if ms else None for ms in (ttl, dedup)]
-    place = int(cost) if cost else None
+    place = int(cost or 1) if placed else None
     return How(own == "1", int(maker), priority, times[0], times[1], bool(asks), place, key)

@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 import traceback
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
@@ -22,6 +23,7 @@ import msgspec
 
 from mx_rmq import Delivery, Limit, MessageQueue, Worker
 from mx_rmq.core import events
+from mx_rmq.core.outcome import Suspended
 from mx_rmq.runtime import caretaker
 from mx_rmq.store import store as store_module
 from mx_rmq.store.script import load, names
@@ -160,11 +162,22 @@ class Life:
         await admin.limit(name, key="k", running=5)
         await admin.limit(name, key="k", running=None)
         await self._mq.store.repair_lines(name, [("key", b"k")])
+        schedule = topic("s", self._order.life)
+        await admin.schedule(schedule, name, "0 0 1 1 *")
+        await admin.pause_schedule(schedule)
+        await admin.resume_schedule(schedule)
+        assert await admin.unschedule(schedule)
+        await self._act("signal", target["signal"], partial(self._signal, "approval"))
+        await self._mq.store.repair_waits(name, [target["signal"].encode()])
+        await self._mq.store.remove_subscription(name, "none")
 
     async def _act(self, what: str, id: str, act: Callable[[str, str], Awaitable[Any]]) -> None:
         self._journal.note("tried", id=id, detail=what)
         assert await act(topic("ops", self._order.life), id), (what, id)
         self._journal.note("done", id=id, detail=what)
+
+    async def _signal(self, signal: str, name: str, id: str) -> bool:
+        return await self._mq.signal(name, id, signal, 1)
 
     async def _requeue_all(self, name: str, _: str) -> int:
         return await self._mq.admin.requeue_all(name, "dead")
@@ -200,6 +213,7 @@ class Life:
             name = topic("ops", life)
             if name in await self._mq.admin.topics():
                 await self._mq.admin.resume(name)
+                await self._mq.signal(name, f"{life}.signal", "approval", 1)
         ROLE.set("heir")
         try:
             async with asyncio.timeout(HEIR_WITHIN):
@@ -224,6 +238,8 @@ class Life:
             if kind == "keyed":
                 options["per_key"] = Limit(running=1)
             mq.handler(topic(kind, life), **options)(self._handle)
+        shared = mq.handler(topic("shared", life), subscription="s", retry=RETRY, max_attempts=2)
+        shared(self._handle)
 
         @mq.cron(f"0 0 {life} 1 *", missed="once", topic=topic("tick", life))
         async def tick(delivery: Delivery) -> None:
@@ -245,11 +261,26 @@ class Life:
                 raise
         if act == "block" and self._order.scene == "blocked":
             time.sleep(BLOCK)
+        if act in ("steps", "approve"):
+            await self._take_steps(label, act, delivery)
         if act == "say":
             delivery.progress(0.5, label)
             await asyncio.sleep(SAY)
         self._note("end", label, delivery)
         return label
+
+    async def _take_steps(self, label: str, act: str, delivery: Delivery) -> None:
+        try:
+            if act == "approve":
+                assert await delivery.wait("approval") == 1
+                return
+            assert await delivery.step("one", lambda: 1) == 1
+            await delivery.sleep("nap", 0.01)
+            with suppress(TimeoutError):
+                await delivery.wait("never", timeout=0.01)
+        except Suspended:
+            self._note("suspended", label, delivery)
+            raise
 
     def _note(self, what: str, label: str, delivery: Delivery) -> None:
         self._journal.note(

@@ -22,7 +22,7 @@ class Mutant(NamedTuple):
 
 _HELD = "leases[n] == ARGV[at + 1] .. lease_end and not seen[id]"
 _ANY = "leases[n] and not seen[id]"
-_RECEIPT = "redis.call('SET', receipt, string.format('%.0f ', call) .. answer, 'PX', '600000')"
+_RECEIPT = "redis.call('SET', receipt, call .. ' ' .. answer, 'PX', '600000')"
 _BRIEF = _RECEIPT.replace("600000", "3000")
 """Shorter than it takes to give a reply up and to send the call again."""
 _RING = "if rung == 0 then redis.call('RPUSH', doorbell, '1') end\n"
@@ -336,7 +336,7 @@ MUTANTS = [
     Mutant(
         "a tick is not remembered",
         "produce_cron_message",
-        "redis.call('LPUSH', behind, id)\nredis.call('HSET', meta, 'tick', tick)\n",
+        "redis.call('LPUSH', behind, id)\nredis.call('HSET', ticks, field, tick)\n",
         "redis.call('LPUSH', behind, id)\n",
     ),
     Mutant(
@@ -360,9 +360,85 @@ MUTANTS = [
     Mutant(
         "a second look moves the baseline",
         "produce_cron_message",
-        "if report and last then return {time, before, 0} end\n",
+        "state ~= '' or report and last",
+        "state ~= ''",
+    ),
+    Mutant(
+        "a paused schedule fires",
+        "produce_cron_message",
+        "== 1 and 'paused' or ''",
+        "== 1 and '' or ''",
+    ),
+    Mutant(
+        "a removed schedule fires",
+        "produce_cron_message",
+        "~= generation then state = 'gone' end",
+        "~= generation and definition ~= '' then state = 'gone' end",
+    ),
+    Mutant(
+        "a replaced schedule fires",
+        "produce_cron_message",
+        "if string.match(definition, '^%S+') ~= generation then",
+        "if definition == '' then",
+    ),
+    Mutant(
+        "the schedules of a topic share their last tick",
+        "produce_cron_message",
+        "  ticks, field = schedules, '@' .. name\n",
+        "  ticks, field = schedules, '@'\n",
+    ),
+    Mutant(
+        "a replaced schedule keeps the last tick of another timetable",
+        "store_schedule",
+        "if not tick or string.match(before, '^%S+ (%S+)') ~= timetable then",
+        "if not tick then",
+    ),
+    Mutant(
+        "the same timetable again skips the ticks so far",
+        "store_schedule",
+        "if not tick or string.match(before, '^%S+ (%S+)') ~= timetable then",
+        "if true then",
+    ),
+    Mutant("a late copy stores a removed schedule again", "store_schedule", _RECEIPT, ""),
+    Mutant(
+        "a removed schedule leaves its pause behind",
+        "remove_schedule",
+        ", '!' .. name)",
+        ")",
+    ),
+    Mutant(
+        "a removed schedule leaves its last tick behind",
+        "remove_schedule",
+        "name, '@' .. name, ",
+        "name, ",
+    ),
+    Mutant(
+        "any definition is removed",
+        "remove_schedule",
+        "(generation == '' or generation == known)",
+        "true",
+    ),
+    Mutant("a late copy removes a new schedule", "remove_schedule", _RECEIPT, ""),
+    Mutant(
+        "a second pause starts over",
+        "pause_schedule",
+        "stored and not paused and '1' or '0'",
+        "stored and '1' or '0'",
+    ),
+    Mutant(
+        "a schedule that does not exist is paused",
+        "pause_schedule",
+        "stored and not paused and '1' or '0'",
+        "not paused and '1' or '0'",
+    ),
+    Mutant("a late copy pauses again", "pause_schedule", _RECEIPT, ""),
+    Mutant(
+        "ticks missed during a pause fire",
+        "resume_schedule",
+        "if answer == '1' then redis.call('HSET', ticks, field, string.format('%.0f', now)) end\n",
         "",
     ),
+    Mutant("a late copy resumes again", "resume_schedule", _RECEIPT, ""),
     Mutant("a tick rings nobody", "produce_cron_message", _RING, ""),
     Mutant(
         "a ring for nothing",
@@ -385,7 +461,7 @@ MUTANTS = [
     Mutant(
         "the survey takes no notice of a pause",
         "survey_topics",
-        "redis.pcall('HEXISTS', meta, 'paused') == 1 and 0 or waiting",
+        "redis.pcall('HEXISTS', meta, 'paused') == 1 and 0 or ready",
         "waiting",
     ),
     Mutant(
@@ -731,8 +807,8 @@ MUTANTS = [
     Mutant(
         "turns do not move",
         "dispatch_in_turn",
-        "local its_turn = start_of[line] + (taken_of[line] or 0) * (step_of[line] or 1)",
-        "local its_turn = start_of[line]",
+        "turn_of[line] = turn_of[line] + (step_of[line] or 1)\n",
+        "\n",
     ),
     Mutant(
         "weights are ignored",
@@ -803,8 +879,8 @@ MUTANTS = [
     Mutant(
         "what costs more than the burst never starts",
         "dispatch_in_turn",
-        "math.min(cost_and_id(member, #prefix), burst_of[line] or key_burst)",
-        "cost_and_id(member, #prefix)",
+        "local need = math.min(cost, burst_of[line] or key_burst)",
+        "local need = cost",
     ),
     Mutant(
         "a blocked line keeps its turn",
@@ -824,8 +900,8 @@ MUTANTS = [
     Mutant(
         "a line that woke up loses its turn",
         "dispatch_in_turn",
-        "and not page_of[line] and woken_of[line] then",
-        "and false then",
+        "elseif judged or woken_of[line] then",
+        "elseif judged then",
     ),
     Mutant(
         "nobody is told to come back",
@@ -844,6 +920,42 @@ MUTANTS = [
         "dispatch_in_turn",
         "if told == worker or not (told_time > at and told_time <= next_block + 1) then",
         "if true then",
+    ),
+    Mutant(
+        "a new declaration keeps the old debt",
+        "dispatch_in_turn",
+        "if sooner and sooner < tonumber(full_at) then",
+        "if false then",
+    ),
+    Mutant(
+        "a new declaration is not noted if nothing starts",
+        "dispatch_in_turn",
+        "if interval and (spent > 0 or sooner) then",
+        "if interval and spent > 0 then",
+    ),
+    Mutant(
+        "no stand-in is called",
+        "dispatch_in_turn",
+        "(ready and not closed or call_second)",
+        "(ready and not closed)",
+    ),
+    Mutant(
+        "everybody stands in",
+        "dispatch_in_turn",
+        "elseif second == worker or second == '' or stand_in_time <= at then",
+        "else",
+    ),
+    Mutant(
+        "a stand-in does not wait for the first one",
+        "dispatch_in_turn",
+        "reply[2] = math.ceil(told_time + 1000 - at)",
+        "reply[2] = math.ceil(told_time - at)",
+    ),
+    Mutant(
+        "a worker is its own stand-in",
+        "dispatch_in_turn",
+        "if second == worker or stand_in_time <= at then",
+        "if stand_in_time <= at then",
     ),
     Mutant(
         "a paused key starts",
@@ -878,8 +990,8 @@ MUTANTS = [
     Mutant(
         "lines that are left ring for nobody",
         "dispatch_in_turn",
-        "if ready and not closed and rung == 0 then",
-        "if false then",
+        "if (ready and not closed or call_second) and rung == 0 then",
+        "if call_second and rung == 0 then",
     ),
     Mutant(
         "a message taken from its line stays there",
@@ -964,7 +1076,7 @@ MUTANTS = [
     Mutant(
         "a due message gives its key no turn",
         "process_delay_message",
-        "if #entering > 0 then redis.call('ZADD', ring, unpack(entering)) end\n",
+        "if #entering > 0 then redis.call('ZADD', ring, 'NX', unpack(entering)) end\n",
         "",
     ),
     Mutant(
@@ -976,13 +1088,13 @@ MUTANTS = [
     Mutant(
         "a requeued message gives its key no turn",
         "requeue_message",
-        "if #entering > 0 then redis.call('ZADD', ring, unpack(entering)) end\n",
+        "if #entering > 0 then redis.call('ZADD', ring, 'NX', unpack(entering)) end\n",
         "",
     ),
     Mutant(
         "a requeued message is in no line",
         "requeue_message",
-        "if in_line then joining = {id, own_place} end",
+        "if in_line then joining = {id, string.match(own_place, '^(.-)(\\t.*)$')} end",
         "",
     ),
     Mutant(
@@ -1030,8 +1142,8 @@ MUTANTS = [
     Mutant(
         "a produce rings for a blocked line",
         "produce_normal_message",
-        "ready = ready or not time or wake",
-        "ready = true",
+        "entering, ready = free, wake or #free > 0",
+        "entering = free",
     ),
     Mutant(
         "a produce rings for a blocked topic",
@@ -1096,13 +1208,241 @@ MUTANTS = [
     Mutant(
         "a worker that left is still expected",
         "ring_doorbell",
-        "if waker == 1 then redis.call('HDEL', meta, 'wake_at') end\n",
+        "if #given_up > 0 then redis.call('HDEL', meta, unpack(given_up)) end\n",
         "",
+    ),
+    Mutant(
+        "a stand-in that left is still expected",
+        "ring_doorbell",
+        "for n, name in ipairs({'wake_at', 'stand_in'}) do",
+        "for n, name in ipairs({'wake_at'}) do",
+    ),
+    Mutant(
+        "a ring that goes back relieves the worker that was told",
+        "ring_doorbell",
+        "string.match(told[n], ' (.*)$') == leaving",
+        "true",
     ),
     Mutant(
         "the survey overlooks lines",
         "survey_topics",
-        "waiting = waiting + (type(in_lines) == 'number' and in_lines or 0)",
+        "ready = ready + (type(in_lines) == 'number' and in_lines or 0)",
         "",
     ),
+    Mutant("a step is noted without a token check", "note_record", _HELD, _ANY),
+    Mutant(
+        "a step is noted in no record",
+        "note_record",
+        "redis.call('HSET', payload, unpack(records))\n",
+        "",
+    ),
+    Mutant(
+        "a step that was noted is noted again",
+        "note_record",
+        _RECEIPT,
+        "",
+    ),
+    Mutant(
+        "a park ignores the signals that came first",
+        "retry_message",
+        "'(' .. member .. '\\n') == 0 then",
+        "'(' .. member .. '\\n') >= 0 then",
+    ),
+    Mutant(
+        "a park finds the signals of a longer name",
+        "retry_message",
+        "'[' .. member .. '\\t', '(' .. member .. '\\n'",
+        "'[' .. ARGV[i] .. '\\t', '(' .. ARGV[i] .. '\\n'",
+    ),
+    Mutant(
+        "a parked message does not wait",
+        "retry_message",
+        "  redis.call('ZADD', waiting, unpack(since))\n",
+        "",
+    ),
+    Mutant(
+        "a message without a timeout is due at once",
+        "retry_message",
+        "or never - now)",
+        "or 0)",
+    ),
+    Mutant(
+        "a signal wakes nobody",
+        "signal_message",
+        "if missing[id] == 0 then wakes[#wakes + 1] = id end",
+        "",
+    ),
+    Mutant(
+        "the first of several signals wakes the message",
+        "signal_message",
+        "if missing[id] == 0 then",
+        "if missing[id] >= 0 then",
+    ),
+    Mutant(
+        "a signal to a message that is gone is kept",
+        "signal_message",
+        "    code = '0'\n",
+        "    code, kept[#kept + 1], kept[#kept + 2] = '0', '0', member .. '\\t'\n",
+    ),
+    Mutant(
+        "a dead message gets no signals",
+        "signal_message",
+        "redis.call('HEXISTS', dlq_payload, id) == 0",
+        "true",
+    ),
+    Mutant(
+        "a second signal of one name is kept, too",
+        "signal_message",
+        "'(' .. member .. '\\n') > 0 then",
+        "'(' .. member .. '\\n') > 9 then",
+    ),
+    Mutant(
+        "a message may have any number of signals",
+        "signal_message",
+        "held + (came[id] or 0) >= most",
+        "held >= most",
+    ),
+    Mutant(
+        "a message is not woken by a signal that it has",
+        "signal_message",
+        "if code ~= '0' and ARGV[i + 3] == '1'",
+        "if code == '1' and ARGV[i + 3] == '1'",
+    ),
+    Mutant(
+        "a signal that came is still awaited",
+        "signal_message",
+        "if #no_longer > 0 then redis.call('ZREM', awaited, unpack(no_longer)) end\n",
+        "",
+    ),
+    Mutant(
+        "a message that was woken still waits",
+        "signal_message",
+        "  redis.call('ZREM', waiting, one)\n",
+        "",
+    ),
+    Mutant(
+        "a wait that timed out leaves what it waited for",
+        "process_delay_message",
+        "  redis.call('ZREMRANGEBYLEX', awaited, '[' .. one .. '\\t', '(' .. one .. '\\n')\n",
+        "",
+    ),
+    Mutant(
+        "an expired message still waits",
+        "expire_message",
+        "  redis.call('ZREM', waiting, one)\n",
+        "",
+    ),
+    Mutant(
+        "a cancelled message still waits",
+        "cancel_message",
+        "  redis.call('ZREM', waiting, id)\n",
+        "",
+    ),
+    Mutant(
+        "an aborted message still waits for a signal",
+        "abort_message",
+        "  redis.call('ZREMRANGEBYLEX', awaited, '[' .. id .. '\\t', '(' .. id .. '\\n')\n",
+        "",
+    ),
+    *(
+        Mutant(
+            f"signals stay behind after {script}",
+            script,
+            "for n = 1, any_signals and #ended or 0 do",
+            "for n = 1, 0 do",
+        )
+        for script in (
+            "complete_message",
+            "complete_with_result",
+            "cancel_message",
+            "discard_message",
+            "trim_archive",
+            "replace_message",
+            "move_to_dlq",
+            "fan_out",
+        )
+    ),
+    Mutant(
+        "a dead message loses its signals",
+        "move_to_dlq",
+        "local ended = victims",
+        "local ended = {id}",
+    ),
+    Mutant(
+        "the survey overlooks what waits",
+        "survey_topics",
+        "type(parked) == 'number' and parked or 0",
+        "0",
+    ),
+    Mutant(
+        "fan_out leaves the record in the topic",
+        "fan_out",
+        "if #moved > 0 then redis.call('HDEL', payload, unpack(moved)) end",
+        "",
+    ),
+    Mutant(
+        "fan_out believes its caller",
+        "fan_out",
+        "if found ~= names then return {found} end",
+        "found = names",
+    ),
+    Mutant("fan_out forgets one", "fan_out", "for n = 1, #moving do", "for n = 2, #moving do"),
+    Mutant(
+        "fan_out replaces what a subscription has",
+        "fan_out",
+        "surprise and redis.call('HEXISTS', payload, id) == 1",
+        "false",
+    ),
+    Mutant(
+        "fan_out revives the dead",
+        "fan_out",
+        "any_dead and redis.call('HEXISTS', dlq_payload, id) == 1",
+        "false",
+    ),
+    Mutant("fan_out ignores the pause", "fan_out", "not paused and names", "names"),
+    Mutant(
+        "copies live forever",
+        "fan_out",
+        "if #plan.expiries > 0 then redis.call('ZADD', expiry, unpack(plan.expiries)) end",
+        "",
+    ),
+    Mutant(
+        "copies forget their cost",
+        "fan_out",
+        "if #plan.costs > 0 then redis.call('HSET', keyed, unpack(plan.costs)) end",
+        "",
+    ),
+    Mutant(
+        "fan_out leaves the line in the topic",
+        "fan_out",
+        "if #members_out > 0 then redis.call('ZREM', lines, unpack(members_out)) end",
+        "",
+    ),
+    Mutant(
+        "fan_out rings for no one",
+        "fan_out",
+        "if plan.rings then redis.call('RPUSH', doorbell, '1') end",
+        "",
+    ),
+    Mutant(
+        "workers take what subscriptions should get",
+        "dispatch_message",
+        "open = open and not string.find(subscriptions or '', '^[^-]')",
+        "",
+    ),
+    Mutant(
+        "workers take what subscriptions should get, in turn",
+        "dispatch_in_turn",
+        "paused = paused or string.find(noted[11] or '', '^[^-]')",
+        "",
+    ),
+    Mutant("replace beside copies", "replace_message", "answer, full = 's', true", ""),
+    Mutant(
+        "a removed subscription comes back",
+        "declare_subscription",
+        "if one == '-' .. name and again == '1' then answer = '-' end",
+        "",
+    ),
+    Mutant("a removed subscription gets more", "remove_subscription", "answer = '1'\n", "\n"),
+    Mutant("a declaration leaves no receipt", "declare_subscription", _RECEIPT, ""),
 ]

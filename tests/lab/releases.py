@@ -114,7 +114,7 @@ def main() -> None:
     if release == "next":
         from mx_rmq.core import codec, message
 
-        vars(codec)["VERSION"] = vars(message)["VERSION"] = message.VERSION + 1
+        vars(codec)["WITH_STEPS"] = vars(message)["VERSION"] = message.WITH_STEPS + 1
     history = os.open(path, os.O_WRONLY | os.O_APPEND)
     mq = mx_rmq.MessageQueue(url, lease=1.0)
     if role == "worker":

@@ -32,6 +32,12 @@ class Snapshot:
     delayed_high: dict[str, int] = field(default_factory=dict)
     delayed: dict[str, int] = field(default_factory=dict)
     delayed_low: dict[str, int] = field(default_factory=dict)
+    waiting: dict[str, int] = field(default_factory=dict)
+    """Since when messages wait for signals; they are delayed, too."""
+    awaited: set[str] = field(default_factory=set)
+    """Id, tab and name of what has not come."""
+    signals: set[str] = field(default_factory=set)
+    """Id, tab, name, tab and value of what has come."""
     expiries: dict[str, int] = field(default_factory=dict)
     """When messages expire that wait and have a ttl."""
     leases: dict[str, str] = field(default_factory=dict)
@@ -48,6 +54,7 @@ class Snapshot:
     rung_delay: bool = False
     meta: dict[str, str] = field(default_factory=dict)
     recent: dict[str, int] = field(default_factory=dict)
+    schedules: dict[str, str] = field(default_factory=dict)
 
 
 async def snapshot(raw: Redis, topic: str, prefix: str = "mx-rmq") -> Snapshot:
@@ -59,6 +66,7 @@ async def snapshot(raw: Redis, topic: str, prefix: str = "mx-rmq") -> Snapshot:
     lists = [keys.pending_high, keys.pending, keys.pending_low, keys.doorbell, keys.doorbell_delay]
     sets = [keys.delay_tasks_high, keys.delay_tasks, keys.delay_tasks_low, keys.expire_monitor]
     sets += [keys.dlq, keys.error_parse_queue, keys.results, keys.recent, keys.expiry]
+    sets += [keys.waiting, keys.awaited, keys.signals]
     for key in hashes:
         pipe.execute_command("HGETALL", key)
     for key in lists:
@@ -71,6 +79,7 @@ async def snapshot(raw: Redis, topic: str, prefix: str = "mx-rmq") -> Snapshot:
         pipe.execute_command("ZRANGE", key, 0, -1, "WITHSCORES")
     pipe.execute_command("HGETALL", keys.keyed)
     pipe.execute_command("HGETALL", keys.limits)
+    pipe.execute_command("HGETALL", keys.schedules)
     found = iter(await pipe.execute())
     records, leases, dead_letters, quarantined, results, meta = (
         {_text(id): data for id, data in next(found).items()} for _ in hashes
@@ -78,14 +87,16 @@ async def snapshot(raw: Redis, topic: str, prefix: str = "mx-rmq") -> Snapshot:
     high, normal, low, rings, rings_delay = (
         [_text(id) for id in reversed(next(found))] for _ in lists
     )
-    delayed_high, delayed, delayed_low, deadlines, dead, quarantine, completed, recent, expiries = (
-        {_text(id): int(score) for id, score in next(found)} for _ in sets
-    )
+    scores = [{_text(id): int(score) for id, score in next(found)} for _ in sets]
+    delayed_high, delayed, delayed_low, deadlines, dead, quarantine, completed, *scores = scores
+    recent, expiries, waiting, awaited, signals = scores
     cancelled = {_text(id) for id in next(found)}
     lines, ring, blocked, running, buckets = (
         {_text(key): float(score) for key, score in next(found)} for _ in in_turn
     )
-    keyed, limits = ({_text(key): _text(text) for key, text in next(found).items()} for _ in "kl")
+    keyed, limits, schedules = (
+        {_text(key): _text(text) for key, text in next(found).items()} for _ in "kls"
+    )
     return Snapshot(
         records=records,
         high=high,
@@ -102,6 +113,9 @@ async def snapshot(raw: Redis, topic: str, prefix: str = "mx-rmq") -> Snapshot:
         delayed_high=delayed_high,
         delayed=delayed,
         delayed_low=delayed_low,
+        waiting=waiting,
+        awaited=set(awaited),
+        signals=set(signals),
         expiries=expiries,
         leases={id: _text(lease) for id, lease in leases.items()},
         deadlines=deadlines,
@@ -115,6 +129,7 @@ async def snapshot(raw: Redis, topic: str, prefix: str = "mx-rmq") -> Snapshot:
         rung_delay=bool(rings_delay),
         meta={name: _text(value) for name, value in meta.items()},
         recent=recent,
+        schedules=schedules,
     )
 
 

@@ -7,6 +7,7 @@ die before or after the server runs it; such a call may still arrive later.
 
 from __future__ import annotations
 
+import re
 from math import inf
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -16,10 +17,11 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from mx_rmq.core import codec
+from mx_rmq.core import codec, steps
 from mx_rmq.core.duplicates import DuplicatePolicy
 from mx_rmq.core.message import Priority, State
-from mx_rmq.core.outcome import SnoozeLater
+from mx_rmq.core.outcome import Park, SnoozeLater
+from mx_rmq.core.schedule import Schedule
 from mx_rmq.net.caller import RECEIPT_MS, Caller
 from mx_rmq.net.url import connect
 from mx_rmq.settings import Limits
@@ -27,7 +29,7 @@ from mx_rmq.store.keys import Keys
 from mx_rmq.store.operator_calls import KEEP
 from mx_rmq.store.preflight import Preflight, preflight
 from mx_rmq.store.quarantine import QuarantineReason
-from mx_rmq.store.results import Claim, HandedBack, Leased, RetryRequest, Settled
+from mx_rmq.store.results import Claim, HandedBack, Leased, RetryRequest, Settled, Signal
 from mx_rmq.store.store import Store
 from tests.lab.clock import Clock
 from tests.lab.messages import FAILURE, TOPIC, draft, kept
@@ -46,9 +48,9 @@ if TYPE_CHECKING:
 
 READS = {
     *("inspect_message", "scan_fields", "weigh_fields", "count_messages", "find_history"),
-    *("read_status", "undated_messages"),
+    *("read_status", "undated_messages", "scan_signals"),
 }
-BESIDE = {*READS, "preflight", "register_topics", "tend_topics", "give_up_turn"}
+BESIDE = {*READS, "preflight", "register_topics", "tend_topics", "give_up_turn", "repair_waits"}
 """What moves no message."""
 
 AUDITED = 5
@@ -83,6 +85,7 @@ DECLARED = (
     "- - - 2 200 2 0",
     "3 - - - - - 0",
     "- 50 2 - 400 1 0",
+    "- 900 1 - - - 0",
     "2 333.33333333333331 1 2 - - 0",
 )
 """Limits that handlers declare: see `keys.py`."""
@@ -95,6 +98,7 @@ counts = st.integers(1, 4)
 CUSTOM = ["a", "b"]
 own_ids = st.sampled_from(CUSTOM)
 ttls = st.sampled_from([None, 1, 400, 31_000])
+names = st.sampled_from(["x", "y", "z"])
 recent = st.integers(0, 5)
 """Which one, counted from the latest: fresh ones are the interesting ones."""
 
@@ -140,7 +144,9 @@ class JudgingCaller(Caller):
     async def judged(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> Any:
         """Run a call on the server and on the model."""
         reply = await super().run(script, keys, args)
-        expected = self.model.apply(_call(script, keys, args))
+        copies = re.search(r"\}@([^:]+):", keys[0])
+        model = self.model.copies[copies[1]] if copies else self.model
+        expected = model.apply(_call(script, keys, args))
         assert expected is SUPERSEDED or _plain(reply) == _plain(expected), script.name
         return reply
 
@@ -171,6 +177,7 @@ class Walk(RuleBasedStateMachine):
             patch("mx_rmq.store.upkeep_calls.WINDOW", 1),
             patch("mx_rmq.store.upkeep_calls.WALK", 1),
             patch("mx_rmq.store.upkeep_calls.SPARE", 1),
+            patch("mx_rmq.store.worker_calls.MAX_SIGNALS", 2),
         ]
         for one in self.shallow:
             one.start()
@@ -179,6 +186,8 @@ class Walk(RuleBasedStateMachine):
         self.claims: list[tuple[str, Leased]] = []
         """Every lease that a worker ever learned of: most of them are stale."""
         self.ids: list[str] = []
+        self.definitions = 0
+        """How many schedules were defined so far; the number is their generation."""
         self.steps = 0
         self.run(self._open())
 
@@ -320,6 +329,44 @@ class Walk(RuleBasedStateMachine):
         if ticked and ticked.id:
             self._produced([(ticked.id, None)])
 
+    @rule(
+        what=st.sampled_from(
+            ["store", "again", "move", "remove", "remove one", "pause", "resume", "tick", "look"]
+        ),
+        name=st.sampled_from(["s", "s", "t", ""]),
+        generation=st.sampled_from([0, 0, 1]),
+        fault=faults,
+    )
+    def schedule(self, what: str, name: str, generation: int, fault: str) -> None:
+        """Change a schedule, or let it tick; `generation`: how many definitions ago it was read."""
+        known = str(max(0, self.definitions - generation))
+        if what == "again" and name:  # as a deployment does, some time later
+            self.schedule("store", name, generation, "none")
+            self.clock.advance(1)
+            self.schedule("store", name, generation, fault)
+        elif what in ("store", "move") and name:
+            self.definitions += 1
+            expression = "* * * * *" if what == "store" else f"{self.definitions % 60} * * * *"
+            stored = Schedule(name=name, topic=TOPIC, expression=expression)
+            self.play(fault, self.store.store_schedule(stored, str(self.definitions)))
+        elif what.startswith("remove") and name:
+            only = known if what == "remove one" else ""
+            self.play(fault, self.store.remove_schedule(TOPIC, name, generation=only))
+        elif what == "pause":
+            self.play(fault, self.store.pause_schedule(TOPIC, name, reason="why"))
+        elif what == "resume":
+            self.play(fault, self.store.resume_schedule(TOPIC, name))
+        elif what in ("tick", "look"):
+            tick = self.clock.now
+            new = None if what == "look" else draft(tick, id=f"cron-{tick}@{name}")
+            generation_of = known if name else ""
+            work = self.store.produce_cron_message(
+                TOPIC, tick, new, name=name, generation=generation_of
+            )
+            ticked = self.play(fault, work)
+            if ticked and ticked.id:
+                self._produced([(ticked.id, None)])
+
     def _made_before(self, position: int) -> str | None:
         """Return an id that exists: of a message, of a call whose client died, or archived."""
         ids = [id for id in self.ids if "-" in id]
@@ -454,6 +501,18 @@ class Walk(RuleBasedStateMachine):
         if then and self.claims:
             self.settle_all("w1", then, "none")
 
+    @precondition(lambda self: self.model.lines.waiting)
+    @rule(
+        asking=st.lists(st.sampled_from(["w1", "w2", "w3"]), min_size=2, max_size=4),
+        limits=st.sampled_from(DECLARED),
+        apart=st.sampled_from([0, 0, 500, 1500]),
+    )
+    def several_ask(self, asking: list[str], limits: str, apart: int) -> None:
+        """Ask for what limits may hold back: one is told to come back, another one stands in."""
+        for worker in asking:
+            self.dispatch_in_turn(worker, 9, limits, 30_000, "none", alone=False)
+            self.clock.advance(apart)
+
     @precondition(lambda self: self.claims)
     @rule(position=recent, key=st.booleans(), delay=st.sampled_from([100, 500]), fault=faults)
     def snooze(self, position: int, key: bool, fault: str, delay: int = 500) -> None:
@@ -524,6 +583,101 @@ class Walk(RuleBasedStateMachine):
         keys = self.store.keys.of(TOPIC)
         for id, words in self.model.progress.items():
             assert self.run(self.raw.get(keys.progress(id))) == words.encode()
+
+    # steps and signals
+
+    @precondition(lambda self: self.claims)
+    @rule(positions=st.lists(recent, min_size=1, max_size=3), value=counts, fault=faults)
+    def note(self, positions: list[int], value: int, fault: str) -> None:
+        picked = [self._pick(position) for position in positions]
+        done = steps.Steps(done={"step": msgspec.Raw(b"%d" % value)})
+        notes = [(one, steps.write(codec.decode(one.record), done), "step") for _, one in picked]
+        self.play(fault, self.store.note_record(TOPIC, picked[0][0], notes))
+
+    @precondition(lambda self: self.claims)
+    @rule(
+        positions=st.lists(recent, min_size=1, max_size=3),
+        awaits=st.lists(names, min_size=1, max_size=3),
+        delay=st.sampled_from([None, None, 0, 500]),
+        fault=faults,
+    )
+    def park(self, positions: list[int], awaits: list[str], delay: int | None, fault: str) -> None:
+        picked = [self._pick(position) for position in positions]
+        parked = [
+            (one, Park(codec.decode(one.record), (*awaits,), delay, "signals")) for _, one in picked
+        ]
+        self.play(fault, self.store.park_message(TOPIC, picked[0][0], parked))
+
+    @precondition(lambda self: self.ids)
+    @rule(
+        waiting=st.booleans(),
+        positions=st.lists(recent, min_size=1, max_size=3),
+        names=st.lists(names, min_size=1, max_size=2),
+        value=st.sampled_from(["", "1", "a\tb\nc"]),
+        wake=st.sampled_from([False, False, False, True]),
+        fault=faults,
+    )
+    def signal(
+        self,
+        waiting: bool,
+        positions: list[int],
+        names: list[str],
+        value: str,
+        wake: bool,
+        fault: str,
+    ) -> None:
+        known = [*self.model.waits.since] if waiting and self.model.waits.since else self.ids
+        ids = [known[-1 - position % len(known)] for position in positions]
+        signals = [Signal(id, name, value.encode(), wake) for id in ids for name in names]
+        self.play(fault, self.store.signal_message(TOPIC, signals))
+        for id in ids:
+            found = self.run(self.store.signals_of(TOPIC, id))
+            assert {name: _text(one) for name, one in found.items()} == self.model.waits.signals_of(
+                id
+            )
+
+    @precondition(lambda self: any(self.model.pending.values()))
+    @rule(
+        early=st.booleans(),
+        awaits=st.lists(names, min_size=1, max_size=2),
+        delay=st.sampled_from([None, 500]),
+        then=st.sampled_from(["signal", "cancel", "abort", "reschedule", "expire", "time", "die"]),
+    )
+    def wait_for_signals(
+        self, early: bool, awaits: list[str], delay: int | None, then: str
+    ) -> None:
+        """Let a message wait, and end that in each way."""
+        self.dispatch("w1", 1, 1000, "none", alone=False)
+        if early and self.model.leases:
+            signal = Signal([*self.model.leases][-1], "x", b"1")
+            self.run(self.store.signal_message(TOPIC, [signal]))
+        if self.claims:
+            self.park([0], awaits, delay, "none")
+        waiting = [*self.model.waits.since]
+        if not waiting:
+            return
+        id = waiting[-1]
+        if then == "signal":
+            self.signal(True, [0], awaits, "1", False, "none")
+        elif then == "cancel":
+            self.run(self.store.cancel_message(TOPIC, id))
+        elif then in ("abort", "reschedule"):
+            message = codec.decode(seen := self.model.records[id])
+            change = getattr(self.store, f"{then}_message")
+            later = {"delay": 500} if then == "reschedule" else {}
+            self.run(change(TOPIC, message=message, seen=seen, **later))
+        elif then == "expire":
+            self.run(self.store.set_expiry(TOPIC, [(id, self.clock.now)]))
+            self.expire(4, "dlq", 1, "none")
+        elif then == "time":
+            self.clock.advance(500)
+            self.promote(4, "none")
+        else:
+            self.signal(True, [0], ["x"], "1", True, "none")
+            self.promote(4, "none")
+            self.dispatch_in_turn("w1", 4, "", 1000, "none", alone=False)
+            if self.claims:
+                self.archive([0], parse=False, fault="none")
 
     def _pick(self, position: int) -> tuple[str, Leased]:
         """Return a lease: every other time one that is still good, if there is any."""
@@ -766,7 +920,7 @@ class Walk(RuleBasedStateMachine):
             self.run(self.raw.delete(keys.doorbell, keys.doorbell_delay))
             self.model.rung = self.model.rung_delay = False
             if what == "ring":
-                self.play("resent", self.store.ring_doorbell(TOPIC))
+                self.play("resent", self.store.ring_doorbell(TOPIC, "w1"))
 
     # after every step, and at the end
 
@@ -791,6 +945,16 @@ class Walk(RuleBasedStateMachine):
         assert model.lines.running.keys() <= model.leases.keys() | delayed
         assert {id for id in model.at_work if model.lines.has_line(id)} <= {*model.lines.running}
         assert model.lines.places.keys() <= model.records.keys()
+
+    @invariant()
+    def what_waits_is_delayed_and_misses_a_signal(self) -> None:
+        model, waits = self.model, self.model.waits
+        delayed = {id for level in model.delayed.values() for id in level}
+        assert waits.since.keys() <= delayed
+        assert {id for id, _ in waits.missing} == waits.since.keys()
+        assert not waits.missing & waits.came.keys()
+        existing = model.records.keys() | model.dead.keys() | model.quarantine.keys()
+        assert {id for id, _ in waits.came} <= existing
 
     @invariant()
     def the_bytes_of_the_archives_are_noted(self) -> None:
@@ -838,6 +1002,8 @@ class Walk(RuleBasedStateMachine):
             if not self.model.live():
                 break
             self.clock.advance(31_000)
+            wake = [Signal(id, "x", b"", wake=True) for id in self.model.waits.since]
+            await self.store.signal_message(TOPIC, wake)
             await self.store.process_delay_message(TOPIC, count=100)
             timed_out = await self.store.handle_timeout_message(
                 TOPIC, "monitor", count=100, recovery=5000
@@ -852,6 +1018,7 @@ class Walk(RuleBasedStateMachine):
                 assert all(settled), "a worker may not settle what it holds"
         counted = await self.store.views.counts(TOPIC)
         assert (counted.pending, counted.delayed, counted.processing) == (0, 0, 0)
+        assert counted.waiting == 0
         assert await self.store.audit.topic(TOPIC) == []
 
 
@@ -861,7 +1028,7 @@ def _call(script: Script, keys: Sequence[str], args: Sequence[Value]) -> Call:
         for name, value in zip(script.args, args, strict=False)
     }
     if "archive" in script.keys:
-        named["archive"] = keys[script.keys.index("archive")].rpartition("}:")[2]
+        named["archive"] = re.sub(r".*\}(@[^:]+)?:", "", keys[script.keys.index("archive")])
     lane = keys[script.keys.index("receipt")].rpartition(":")[2] if "receipt" in script.keys else ""
     rest = [_text(value) for value in args[len(script.args) :]]
     width = len(script.each) or 1

@@ -13,6 +13,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from mx_rmq import MessageQueue, Worker
+from mx_rmq.core.events import CronFired
 from mx_rmq.doctor.topics import OVERDUE
 from mx_rmq.metrics import Endpoint
 from tests.metrics.asking import get, parsed
@@ -48,6 +49,7 @@ async def exposed(raw: Redis, server: Server) -> str:
         await mq.admin.limit("waiting", running=1)
         worker = Worker(mq, metrics_keys=1)
         async with Endpoint(worker, port=0) as endpoint, worker:
+            mq.events.emit(CronFired("t", "cron-1@s", 1.0, "s"))
             pages = [await get(endpoint.port, path) for path in ("/metrics", "/metrics/depth")]
     return "".join(page.body for page in pages)
 

@@ -31,6 +31,7 @@ def counted(*happened: events.Event) -> Samples:
         (DONE, "completed"),
         (events.Retried("t", "a", 1, 5.0, "no"), "retried"),
         (events.Snoozed("t", "a", 1, 5.0), "snoozed"),
+        (events.Parked("t", "a", None, "for signal approval"), "parked"),
         (events.Died("t", "a", 5, "no"), "dead"),
         (events.Quarantined("t", "a", "no"), "quarantined"),
         (events.Released("t", "a"), "released"),
@@ -54,6 +55,18 @@ def test_times_fall_into_their_buckets() -> None:
     assert shown["mx_rmq_handler_seconds_sum{topic=t}"] == 9e9 + 0.2 + BOUNDS[0]
     assert shown["mx_rmq_queue_seconds_bucket{le=0.005,topic=t}"] == 3
     assert shown["mx_rmq_queue_seconds_sum{topic=t}"] == pytest.approx(0.009)
+
+
+def test_batches_fall_into_buckets_by_their_size() -> None:
+    sizes = (1, 3, 500, 10_000)
+    shown = counted(*(events.BatchHandled("t", size, 0, 0.1) for size in sizes))
+    name = "mx_rmq_batch_size_bucket{{le={},topic=t}}"
+    assert shown[name.format("1.0")] == 1
+    assert shown[name.format("5.0")] == 2
+    assert shown[name.format("500.0")] == 3
+    assert shown[name.format("10000.0")] == shown["mx_rmq_batch_size_count{topic=t}"] == 4
+    assert shown["mx_rmq_batch_size_sum{topic=t}"] == sum(sizes)
+    assert not any("batch_size" in name for name in counted(DONE))
 
 
 def test_a_time_that_nobody_knows_is_not_observed() -> None:
@@ -97,6 +110,16 @@ def test_crons_are_counted_and_topics_without_one_are_not_shown_with_them() -> N
     assert shown["mx_rmq_crons_fired_total{topic=c}"] == 1
     assert shown["mx_rmq_crons_missed_total{topic=c}"] == 5
     assert "mx_rmq_crons_fired_total{topic=t}" not in shown
+
+
+def test_ticks_of_schedules_are_counted_by_name_and_the_names_are_bounded() -> None:
+    fired = [events.CronFired("c", "a", 60.0, f"s{number}") for number in range(300)]
+    shown = counted(*fired, fired[0], events.CronMissed("c", 0.0, 5, "s1"))
+    assert shown["mx_rmq_schedules_fired_total{schedule=s0}"] == 2
+    assert shown["mx_rmq_schedules_missed_total{schedule=s1}"] == 5
+    assert shown["mx_rmq_schedules_fired_total{schedule=(others)}"] == 100
+    assert len([name for name in shown if name.startswith("mx_rmq_schedules_fired")]) == 201
+    assert shown["mx_rmq_crons_fired_total{topic=c}"] == 301
 
 
 def test_a_worker_that_starts_shows_a_0_for_whatever_may_come() -> None:

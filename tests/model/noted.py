@@ -21,7 +21,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from mx_rmq.core.message import Priority
 from tests.lab.mutants import MUTANTS
 from tests.lab.servers import Kind, Server
-from tests.lab.walk import Walk
+from tests.lab.subscription_walk import SubscriptionWalk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -47,7 +47,9 @@ def replay(url: str, mutants: Mapping[str, Script], steps: list[Step]) -> None:
     """Take the steps of a walk that are possible; raise what is wrong."""
     loop = asyncio.new_event_loop()
     try:
-        walk = type("OnThisServer", (Walk,), {"url": url, "loop": loop, "mutants": mutants})()
+        walk = type(
+            "OnThisServer", (SubscriptionWalk,), {"url": url, "loop": loop, "mutants": mutants}
+        )()
         rules = {rule.function.__name__: rule for rule in walk.setup_state().rules}
         rules |= {rule.function.__name__: rule for rule in walk.setup_state().initializers}
         try:
@@ -71,7 +73,7 @@ def search(
     """Walk a little, from a seed; raise what is wrong. A walk's first step is None."""
     loop = asyncio.new_event_loop()
     body = {"url": url, "loop": loop, "mutants": mutants}
-    walk = type("OnThisServer", (Walk if on_step is None else _telling(on_step),), body)
+    walk = type("OnThisServer", (SubscriptionWalk if on_step is None else _telling(on_step),), body)
     try:
         run_state_machine_as_test(
             seed(number)(walk),
@@ -97,10 +99,10 @@ def complains(work: Callable[..., None], *args: Any) -> bool:
     return False
 
 
-def _telling(on_step: Callable[[Step | None], None]) -> type[Walk]:
+def _telling(on_step: Callable[[Step | None], None]) -> type[SubscriptionWalk]:
     """Return a walk that tells its steps."""
 
-    class Telling(Walk):
+    class Telling(SubscriptionWalk):
         def __init__(self) -> None:
             on_step(None)
             super().__init__()
@@ -118,7 +120,7 @@ def _telling(on_step: Callable[[Step | None], None]) -> type[Walk]:
 
 
 def _told(rule: Any, on_step: Callable[[Step | None], None]) -> Any:
-    def told(walk: Walk, **args: Any) -> None:
+    def told(walk: SubscriptionWalk, **args: Any) -> None:
         on_step((rule.function.__name__, args))
         rule.function(walk, **args)
 
@@ -130,7 +132,7 @@ def _typed(args: dict[str, Any]) -> dict[str, Any]:
     """Return a step's arguments with the priorities that JSON has as text."""
     if "priority" in args:
         return {**args, "priority": Priority(args["priority"])}
-    if "first" in args:
+    if args.get("first") and isinstance(args["first"][0], list):
         return {"first": [(Priority(priority), worker) for priority, worker in args["first"]]}
     return args
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.lab.servers import Kind, chosen
-from tests.lab.walk import Walk
+from tests.lab.subscription_walk import SubscriptionWalk
 
 if TYPE_CHECKING:
     from tests.lab.servers import Server
@@ -24,7 +24,7 @@ STEPS = 50
 @pytest.mark.parametrize("kind", chosen(Kind.VALKEY_9_1, Kind.REDIS_7_0), indirect=True)
 def test_every_walk_agrees_with_the_model_and_ends_in_an_empty_queue(server: Server) -> None:
     loop = asyncio.new_event_loop()
-    walk = type("OnThisServer", (Walk,), {"url": server.url, "loop": loop})
+    walk = type("OnThisServer", (SubscriptionWalk,), {"url": server.url, "loop": loop})
     try:
         run_state_machine_as_test(
             walk,

@@ -10,8 +10,10 @@ import pytest
 from mx_rmq.core import codec, events
 from mx_rmq.core.cron import Cron
 from mx_rmq.core.errors import ScriptFailed
+from mx_rmq.core.schedule import TICK
 from mx_rmq.net.server_clock import ServerClock
-from mx_rmq.runtime.crons import LONGEST_SLEEP, TICK, Crons
+from mx_rmq.runtime import crons as firing
+from mx_rmq.runtime.crons import LONGEST_SLEEP, Crons
 from mx_rmq.runtime.event_bus import Events
 from mx_rmq.store.store import Store
 from tests.lab.messages import TOPIC, take
@@ -48,7 +50,8 @@ class Timetable:
     def __init__(self, store: Store, clock: Clock, *crons: Cron) -> None:
         self.bus = Events()
         self.seen = Seen(self.bus)
-        self.crons = Crons(store, crons, LabClock(clock), self.bus)
+        tables = [firing.Timetable.declared(cron) for cron in crons]
+        self.crons = Crons(store, tables, LabClock(clock), self.bus)
         self.step = self.crons.step
 
     @property

@@ -181,6 +181,17 @@ async def test_without_room_another_worker_is_woken(desk: Desk, raw: Redis) -> N
     assert desk.topic in desk.slots.backlog  # it is asked for when a slot is free
 
 
+@having(limit=Limit(rate=Rate(1000, burst=1)), concurrency=1)
+async def test_while_a_call_is_under_way_no_other_worker_is_woken(desk: Desk) -> None:
+    """All slots are reserved for its answer, which brings the messages, or says when to ask."""
+    _ = desk.dispatcher._ask(desk.topic, 1)
+    assert desk.slots.room(desk.topic) == 0
+    desk.dispatcher._ask_after(desk.topic, 60.0)
+    desk.dispatcher._timers[desk.topic].cancel()
+    desk.dispatcher._ask_now(desk.topic)  # its time has come
+    assert desk.dispatcher.ringing == set()
+
+
 @having(limit=Limit(rate="1/h"))
 async def test_timers_end_with_the_dispatcher(desk: Desk) -> None:
     await pending(desk.store, 3)

@@ -11,7 +11,7 @@ import pytest
 
 from mx_rmq.core import codec, events
 from mx_rmq.core.errors import ScriptFailed
-from mx_rmq.core.message import VERSION, Priority, State
+from mx_rmq.core.message import WITH_STEPS, Priority, State
 from mx_rmq.net.server_clock import ServerClock
 from mx_rmq.runtime.deadlines import FROZEN, Deadlines
 from mx_rmq.runtime.event_bus import Events
@@ -161,7 +161,7 @@ async def test_a_newer_record_that_is_taken_over_waits_uncounted_too(
 ) -> None:
     keys, watch = store.keys.of(TOPIC), Watch(store, max_crashes=1)
     (one,) = await leased(store, priority=Priority.HIGH)
-    data = await rewrite(raw, keys.payload, one.id, v=VERSION + 1)
+    data = await rewrite(raw, keys.payload, one.id, v=WITH_STEPS + 1)
     clock.advance(60_000)
     await watch.step()
     assert [event.id for event in watch.seen.of(events.Postponed)] == [one.id]
@@ -177,6 +177,41 @@ async def test_hundreds_are_taken_over_in_one_step(store: Store, clock: Clock) -
     counts = await store.views.counts(TOPIC)
     assert (counts.processing, counts.delayed) == (0, 350)
     assert len(watch.seen.of(events.TakenOver)) == 350
+
+
+async def test_what_a_lost_worker_held_is_retried_in_one_call(
+    store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await leased(store, 100)
+    clock.advance(LEASE)
+    sizes: list[int] = []
+    retry = store.retry_message
+
+    async def counted(topic: str, worker: str, batch: Any) -> Any:
+        sizes.append(len(batch))
+        return await retry(topic, worker, batch)
+
+    monkeypatch.setattr(store, "retry_message", counted)
+    await Watch(store).step()
+    assert sizes == [100]
+
+
+async def test_one_that_cannot_be_retried_holds_up_no_other(
+    store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stuck, *others = await leased(store, 3)
+    clock.advance(LEASE)
+    retry = store.retry_message
+
+    async def refused(topic: str, worker: str, batch: Any) -> Any:
+        if any(one.claim.id == stuck.id for one in batch):
+            raise ScriptFailed("as told")
+        return await retry(topic, worker, batch)
+
+    monkeypatch.setattr(store, "retry_message", refused)
+    watch = Watch(store)
+    await watch.step()
+    assert {event.id for event in watch.seen.of(events.Retried)} == {one.id for one in others}
 
 
 async def test_two_monitors_count_a_crash_once(store: Store, clock: Clock) -> None:

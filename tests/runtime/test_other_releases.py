@@ -11,7 +11,7 @@ import pytest
 from mx_rmq import InvalidInput, Reject, Worker
 from mx_rmq.admin import Admin
 from mx_rmq.core import events
-from mx_rmq.core.message import VERSION, State
+from mx_rmq.core.message import VERSION, WITH_STEPS, State
 from tests.lab.messages import TOPIC, bring, rewrite
 from tests.runtime.stage import Seen, on_a_server, queue, until, until_so
 
@@ -90,7 +90,9 @@ async def test_a_newer_record_waits_unchanged_and_uncounted(
         handled.append(payload)
 
     ids = [await mq.produce(TOPIC, number, delay=0.2, priority="low") for number in range(2)]
-    data = [await rewrite(raw, keys.payload, id, v=VERSION + 1, payload={"all": 1}) for id in ids]
+    data = [
+        await rewrite(raw, keys.payload, id, v=WITH_STEPS + 1, payload={"all": 1}) for id in ids
+    ]
     async with Worker(mq):
         told = await seen.wait(events.Postponed, 2)
         assert {one.id for one in told} == set(ids)
@@ -132,7 +134,7 @@ async def test_a_newer_record_that_was_handed_back_keeps_its_priority(
     async with worker:
         await until(lambda: blocked == [1])
         id = await mq.produce(TOPIC, 2, priority="high")
-        await rewrite(raw, keys.payload, id, v=VERSION + 1)
+        await rewrite(raw, keys.payload, id, v=WITH_STEPS + 1)
         await until_so(lambda: raw.hexists(keys.processing, id))
     assert await raw.lrange(keys.pending_high, 0, -1) == [id.encode()]
 
@@ -147,10 +149,10 @@ async def test_an_older_tool_neither_requeues_nor_edits_a_newer_record(
     _, contents = store.keys.of(TOPIC).archive_of(state)
     kept: Any = await raw.hget(contents, one.id) or b""
     line, newline, record = kept.rpartition(b"\n")
-    newer = json.dumps({**json.loads(record), "v": VERSION + 1}).encode()
+    newer = json.dumps({**json.loads(record), "v": WITH_STEPS + 1}).encode()
     await raw.hset(contents, one.id, line + newline + newer)
     for act in (admin.requeue(TOPIC, one.id), admin.edit(TOPIC, one.id, 2)):
-        with pytest.raises(InvalidInput, match=r"by this release: record format 2 .* Upgrade it"):
+        with pytest.raises(InvalidInput, match=r"by this release: record format 3 .* Upgrade it"):
             await act
     assert await admin.requeue_all(TOPIC, state) == 0
     found = await admin.get(TOPIC, one.id)

@@ -18,7 +18,7 @@ from redis.exceptions import NoPermissionError, ResponseError
 from mx_rmq import Delivery, DuplicateMessage, Limit, MessageQueue, NotConfirmed, Reject, Worker
 from mx_rmq.admin import Filter
 from mx_rmq.core.errors import MxRmqError, ScriptFailed, ServerUnavailable, WrongType
-from mx_rmq.core.message import State
+from mx_rmq.core.message import UNSTARTED, State
 from mx_rmq.doctor.acl import OPERATOR
 from mx_rmq.doctor.finding import Finding, Severity
 from mx_rmq.doctor.server import examine
@@ -99,7 +99,7 @@ async def admit(raw: Redis, server: Server) -> AsyncIterator[Admit]:
     run: Callable[..., Awaitable[Any]] = raw.execute_command
     async with await Store.open(server.url) as store:
         await leased(store, id=State.PROCESSING.value, worker="dead", lease=1)
-        for state in (*(one for one in State if one.is_archive), State.DELAYED, State.PENDING):
+        for state in (*(one for one in State if one.is_archive), *UNSTARTED[::-1]):
             await bring(store, state, id=state.value)
 
     async def admit(role: str, rules: list[str]) -> str:
@@ -167,6 +167,18 @@ async def work(mq: MessageQueue) -> None:
         if number == 4 and in_line.count(4) == 1:
             raise ValueError("again, please")
 
+    billed: list[int] = []
+
+    @mq.handler("event", subscription="billing")
+    async def bill(number: int) -> None:
+        billed.append(number)
+
+    @mq.handler("steps", result_ttl=60)
+    async def walk(number: int, delivery: Delivery) -> int:
+        doubled: int = await delivery.step("double", lambda: 2 * number)
+        approved: int = await delivery.wait("approval", timeout=60, type=int)
+        return doubled + approved
+
     @mq.cron("* * * * *", topic="tick")
     async def tick() -> None: ...
 
@@ -182,6 +194,16 @@ async def work(mq: MessageQueue) -> None:
             await mq.produce("lines", number, key="k")
         await until(lambda: in_line.count(4) == 2 and in_line.count(5) == 1)
         assert await mq.result("kept", await mq.produce("kept", 1), timeout=20) == 1
+        await mq.produce("event", 1)
+        await mq.produce("event", 2, key="k")
+        await until(lambda: {*billed} == {1, 2})
+        id = await mq.produce("steps", 1)
+        assert await mq.signal("steps", id, "approval", 3)
+        assert await mq.result("steps", id, timeout=20) == 5
+        async with mq.flow() as flow:
+            first = flow.produce("kept", 1)
+            last = flow.produce("kept", 2, after=[first])
+        assert await mq.result("kept", last, timeout=20) == 2
         assert TOPIC in await mq.admin.topics()  # as /metrics/depth asks
         assert await mq.admin.workers()
 
@@ -189,7 +211,7 @@ async def work(mq: MessageQueue) -> None:
 async def operate(mq: MessageQueue) -> None:
     admin = mq.admin
     assert await admin.topics() == [TOPIC]
-    assert (await admin.stats(TOPIC)).total == 5
+    assert (await admin.stats(TOPIC)).total == 6
     await admin.workers()
     assert [one.key for one in (await admin.keys(TOPIC)).keys] == [None]
     for state in State:
@@ -205,6 +227,7 @@ async def operate(mq: MessageQueue) -> None:
     assert await admin.resume(TOPIC)
     assert await admin.cancel(TOPIC, State.DELAYED.value)
     assert await admin.cancel(TOPIC, State.PENDING.value)
+    assert await admin.stuck_waits(TOPIC) == []
     assert await admin.requeue(TOPIC, State.DEAD.value)
     assert await admin.reschedule(TOPIC, State.DEAD.value, delay=60)
     assert await admin.abort(TOPIC, State.DEAD.value)
@@ -241,6 +264,16 @@ async def operate(mq: MessageQueue) -> None:
     assert [one.id for one in await admin.repair(TOPIC, dry_run=True)] == ["stray"]
     assert [one.id for one in await admin.repair(TOPIC)] == ["stray"]
     assert await admin.cancel(TOPIC, "stray")
+    await admin.schedule("nightly", TOPIC, "0 3 * * *")
+    assert await admin.pause_schedule("nightly")
+    assert await admin.resume_schedule("nightly")
+    assert await admin.run_schedule("nightly")
+    assert await admin.unschedule("nightly")
+    await mq.store.declare_subscription(TOPIC, "billing")
+    await mq.store.register_topics({f"{TOPIC}@billing": 1})
+    assert [one.name for one in await admin.subscriptions(TOPIC)] == ["billing"]
+    await admin.unsubscribe(TOPIC, "billing")
+    assert await admin.subscriptions(TOPIC) == []
     assert await admin.grow(TOPIC, 2) == 2
 
 
@@ -398,6 +431,71 @@ async def test_a_producer_without_one_of_its_rights_on_some_keys_is_told_which(
                 await play("producer", url)
 
 
+async def test_a_producer_needs_no_right_on_subscriptions(
+    admit: Admit, kind: Kind, raw: Redis, server: Server
+) -> None:
+    """It produces to the topic; a worker makes the copies."""
+    async with await Store.open(server.url) as store:
+        await store.declare_subscription("event", "billing")
+    async with queue(await admit("producer", rules_of("producer", kind))) as mq:
+        await mq.produce("event", 1)
+        await mq.produce("event", 2, id="custom", key="k")
+    assert await denied(raw) == set()
+    billed: list[int] = []
+    async with queue(await admit("worker", rules_of("worker", kind))) as mq:
+
+        @mq.handler("event", subscription="billing")
+        async def bill(number: int) -> None:
+            billed.append(number)
+
+        async with Worker(mq):
+            await until(lambda: sorted(billed) == [1, 2])
+    assert await denied(raw) == set()
+
+
+@with_selectors
+async def test_schedules_are_not_for_producers(admit: Admit, kind: Kind, server: Server) -> None:
+    async with queue(await admit("producer", rules_of("producer", kind))) as mq:
+        with pytest.raises(ScriptFailed, match=r"[Nn]o permissions|may not run"):
+            await mq.admin.schedule("nightly", TOPIC, "0 3 * * *")
+    async with MessageQueue(server.url) as mq:
+        assert await mq.admin.schedules() == []
+
+
+ONE_TOPIC = " ".join(
+    f"~mx-rmq:{one}"
+    for one in (
+        *("{event}:*", "{event}@*", "{preflight*}:scratch", "topics", "layout", "workers"),
+        *("caretaker:*", "schedule_topics"),
+    )
+)
+"""Keys for a worker that serves one topic, as the README says."""
+
+
+async def test_a_worker_may_be_limited_to_a_topic_and_its_subscriptions(
+    admit: Admit, kind: Kind, raw: Redis, server: Server
+) -> None:
+    rules = " ".join(rules_of("worker", kind)).replace(" ~mx-rmq:*", f" {ONE_TOPIC}")
+    assert ONE_TOPIC in (FOLDER / "README.md").read_text()
+    billed: list[int] = []
+
+    def bill(number: int) -> None:
+        billed.append(number)
+
+    async with queue(await admit("worker", split(rules))) as mq:
+        mq.handler("event", subscription="billing")(bill)
+        async with Worker(mq), MessageQueue(server.url) as other:
+            await other.produce("event", 1)
+            await until(lambda: billed == [1])
+    others = f"mx-rmq:{{{TOPIC}}}:"  # which its caretaker may have tried to look after
+    assert {one for one in await denied(raw) if not one.startswith(others)} == set()
+    without_copies = split(rules.replace("~mx-rmq:{event}@* ", ""))
+    async with queue(await admit("worker", without_copies)) as mq:
+        mq.handler("event", subscription="billing")(bill)
+        with pytest.raises(MxRmqError, match="event"):
+            await Worker(mq).drain()
+
+
 @with_selectors
 async def test_a_producer_may_produce_for_a_key_that_is_blocked(
     admit: Admit, kind: Kind, raw: Redis, server: Server
@@ -473,7 +571,9 @@ async def test_a_producer_is_told_where_a_duplicate_is(admit: Admit, kind: Kind)
     rules = rules_of("producer", kind)
     async with queue(await admit("producer", rules)) as mq:
         for state in State:
-            with pytest.raises(DuplicateMessage, match=f"its message is {state.value}"):
+            # A producer may not read `waiting`; a waiting message is among the delayed ones, too.
+            told = State.DELAYED if state is State.WAITING else state
+            with pytest.raises(DuplicateMessage, match=f"its message is {told.value}"):
                 await mq.produce(TOPIC, 1, id=state.value, on_duplicate="error")
     for right in ("+zmscore ~mx-rmq:{*}:delay_tasks", "+hexists ~mx-rmq:{*}:processing"):
         less = split(" ".join(rules).replace(right, right.replace(right.split()[0], "+time")))
@@ -493,6 +593,22 @@ async def test_a_producer_may_not_replace_and_nothing_is_changed(
     async with MessageQueue(server.url) as mq:
         assert await mq.admin.audit(TOPIC) == []
         assert (await mq.admin.stats(TOPIC)).total == len(State) - 1  # a completed one is gone
+
+
+@with_selectors
+async def test_a_producer_may_send_a_flow_but_no_signal(
+    admit: Admit, kind: Kind, server: Server
+) -> None:
+    async with queue(await admit("producer", rules_of("producer", kind))) as mq:
+        async with mq.flow() as flow:
+            first = flow.produce(TOPIC, 1)
+            flow.produce(TOPIC, 2, after=[first])
+        with pytest.raises(MxRmqError, match="may not run"):
+            await mq.signal(TOPIC, State.WAITING.value, "approval", 1)
+    async with MessageQueue(server.url) as mq:
+        assert await mq.admin.audit(TOPIC) == []
+        assert (await mq.admin.stats(TOPIC)).waiting == 1
+        assert await mq.admin.get(TOPIC, first)
 
 
 # what nobody may
@@ -616,6 +732,7 @@ PRYING: dict[str, list[tuple[str | int, ...]]] = {
     "zrangebylex": [("-", "+")],
     "zrangebyscore": [("-inf", "+inf", "WITHSCORES")],
     "zrem": [("x",)],
+    "zremrangebylex": [("-", "-")],
     "zremrangebyrank": [(1, 0)],
     "zscore": [("ID",)],
 }

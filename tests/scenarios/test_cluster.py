@@ -12,6 +12,7 @@ import pytest
 from bench.own.gauge import Gauge
 from mx_rmq import Delivery, InvalidInput, MessageQueue, ServerUnavailable, Worker
 from mx_rmq.core.message import State
+from mx_rmq.core.schedule import Schedule
 from mx_rmq.doctor.server import examine
 from mx_rmq.net.caller import Caller
 from mx_rmq.net.url import connect
@@ -107,6 +108,10 @@ async def test_a_topic_lives_through_everything_on_each_node_of_a_cluster(
         await store.beat_worker("w1", b"{}")  # on whichever node its only key is
         await store.tend_topics("w1", turn=1000)  # both keys are on one node
         await store.give_up_turn("w1")
+        await store.list_schedule("s", "", "t 1")
+        await store.declare_crons(
+            {"t": Schedule(name="", topic="t", expression="* * * * *")}, forget=1
+        )
     assert caller.scripts | {"weigh_hash"} == set(names())  # that one has a single key
     await servers.close()
 
@@ -141,6 +146,37 @@ async def test_a_worker_serves_topics_of_all_nodes(cluster: Cluster) -> None:
             while not {*wanted, "tick"} <= {*done}:  # noqa: ASYNC110 - nobody announces it
                 await asyncio.sleep(0.01)
         assert await mq.admin.topics() == sorted([*topics, "tick"])
+
+
+async def test_a_worker_fires_schedules_on_all_nodes_whatever_it_serves(cluster: Cluster) -> None:
+    topics = topics_of_each_node(cluster)
+    mq = MessageQueue(cluster.url)
+    done: list[str] = []
+
+    @mq.handler(topics[0])
+    async def handle(name: str) -> None:
+        done.append(name)
+
+    async def fired() -> set[str]:
+        waits = {topic for topic in topics[1:] if (await mq.admin.stats(topic)).pending}
+        return waits | ({topics[0]} if done else set())
+
+    async with mq, Worker(mq), Worker(mq):
+        for topic in topics:
+            await mq.admin.schedule(f"to-{topic}", topic, "* * * * * *", topic)
+        async with asyncio.timeout(20):
+            while await fired() != {*topics}:  # noqa: ASYNC110 - nobody announces it
+                await asyncio.sleep(0.05)
+        await mq.admin.schedule(f"to-{topics[1]}", topics[2], "0 0 1 1 *")  # it moves
+        for topic in topics:
+            assert await mq.admin.unschedule(f"to-{topic}")
+        counts = [(await mq.admin.stats(topic)).totals.produced for topic in topics]
+        await asyncio.sleep(1.5)
+        assert [(await mq.admin.stats(topic)).totals.produced for topic in topics] == counts
+        for topic in topics[1:]:
+            ids = [one.id for one in (await mq.admin.list(topic, "pending")).messages]
+            assert len(ids) == len(set(ids))
+            assert await mq.admin.audit(topic) == []
 
 
 async def test_an_abort_reaches_the_worker_from_every_node(cluster: Cluster) -> None:

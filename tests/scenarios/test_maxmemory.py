@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from tests.lab.clock import Clock
 
 PRODUCES = [case for case in CASES if case.script.startswith(("produce", "replace_message"))]
-OTHERS = [case for case in CASES if case not in PRODUCES]
+COPIES = [case for case in CASES if case.script == "fan_out"]
+OTHERS = [case for case in CASES if case not in (*PRODUCES, *COPIES)]
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +75,20 @@ async def test_a_produce_at_maxmemory_is_refused_and_leaves_no_trace(
     with pytest.raises(ServerFull, match="raise maxmemory"):
         await case.act(store, TOPIC, seeded)
 
+    assert (await snapshot(raw, TOPIC), await raw.dbsize()) == before
+    await raw.config_set("maxmemory", 0)
+    assert await case.act(store, TOPIC, seeded) == case.done
+
+
+@pytest.mark.parametrize("case", COPIES, ids=str)
+async def test_messages_wait_in_their_topic_while_there_is_no_memory_for_copies(
+    raw: Redis, store: Store, clock: Clock, case: Case
+) -> None:
+    seeded = await case.seed(Stage(store, clock, TOPIC))
+    await fill_up(raw)
+    before = await snapshot(raw, TOPIC), await raw.dbsize()
+    with pytest.raises(ServerFull, match="raise maxmemory"):
+        await case.act(store, TOPIC, seeded)
     assert (await snapshot(raw, TOPIC), await raw.dbsize()) == before
     await raw.config_set("maxmemory", 0)
     assert await case.act(store, TOPIC, seeded) == case.done

@@ -9,15 +9,16 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from mx_rmq import Delivery, MessageQueue, ResultUnknown, Worker
-from mx_rmq.core import events
+from mx_rmq.core import codec, events, steps
 from mx_rmq.core.message import State
 from mx_rmq.store.keys import LAYOUT
 from tests.lab import crew
 from tests.lab.appended import whole_lines
-from tests.lab.releases import ATTEMPTS, ROOT, TOPIC, dies, start, unpack_last
+from tests.lab.releases import ATTEMPTS, ROOT, TOPIC, dies, errand, start, unpack_last
 from tests.lab.servers import Kind, chosen
 
 if TYPE_CHECKING:
@@ -31,7 +32,12 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.parametrize("kind", chosen(Kind.VALKEY_9_1))
 
-UNKNOWN_TO_THE_LAST = ("an expiry time, but it is not waiting",)
+UNKNOWN_TO_THE_LAST = (
+    "an expiry time, but it is not waiting",
+    "waits for signals, but is not delayed",
+    "misses signals, but does not wait for them",
+    "has signals, but is gone",
+)
 """Words of audit findings about keys that the last release does not know, so its workers cannot
 keep them. They may be left beside such workers; a repair must fix them, and nothing else may be."""
 
@@ -193,6 +199,37 @@ async def test_messages_of_the_next_release_wait_for_its_workers_uncounted(
         assert stats.dead == sum(dies(number) for number in range(count))
         assert await mq.admin.audit(TOPIC) == []
         assert old.log.read_text().count("upgrade this worker") == 1
+
+
+async def test_a_worker_of_the_last_release_never_runs_a_message_with_steps(
+    raw: Redis, server: Server, tmp_path: Path, last: Path
+) -> None:
+    """It cannot tell which steps are done. It quarantines the message, and nothing is lost."""
+    async with MessageQueue(server.url) as mq, fleet(server.url, tmp_path, last) as ships:
+        done = steps.Steps(done={"charge": msgspec.Raw(b"1")})
+        id = await mq.produce(TOPIC, errand(1), delay=600)
+        record = codec.decode(await mq.store.views.record(TOPIC, id) or b"")
+        noted = codec.encode(steps.write(record, done))
+        await raw.hset(mq.store.keys.of(TOPIC).payload, id, noted)
+        assert await mq.signal(TOPIC, id, "approval", 1)
+        await mq.reschedule(TOPIC, id, delay=0)
+        old = ships.start("last", "worker")
+
+        async def quarantined() -> bool:
+            return (await mq.admin.stats(TOPIC)).quarantined == 1
+
+        await until(quarantined)
+        assert ships.lines.of("done") == []
+        assert await ships.end(old, signal.SIGTERM) == 0, old.log.read_text()
+        assert await mq.admin.audit(TOPIC) == []
+        await mq.admin.requeue(TOPIC, id)
+        again = codec.decode(await mq.store.views.record(TOPIC, id) or b"")
+        assert (steps.read(again), again.v) == (done, 2)
+        assert await mq.store.signals_of(TOPIC, id) == {"approval": b"1"}
+        ships.start("this", "worker")
+        await until(lambda: ships.lines.of("done"))
+        await until(lambda: is_idle(mq))
+        assert await mq.admin.audit(TOPIC) == []
 
 
 async def dump(raw: Redis) -> dict[Any, tuple[Any, int]]:

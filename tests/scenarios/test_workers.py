@@ -8,14 +8,15 @@ import asyncio
 import signal
 import time
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mx_rmq import MessageQueue, Worker
+from mx_rmq import MessageQueue, Rate, Worker
 from mx_rmq.core.message import State
 from tests.faults.kills import RECOVERED_WITHIN
-from tests.lab.crew import PLAIN, TICK, TOPIC, crew, until
+from tests.lab.crew import BATCHES, PLAIN, TICK, TOPIC, crew, until
 from tests.lab.servers import Kind, chosen
 
 if TYPE_CHECKING:
@@ -114,6 +115,85 @@ async def test_after_a_kill_everything_is_completed(mq: MessageQueue, team: Team
     assert {line.id for line in ended} == set(ids)
     by_other = [line.id for line in ended if line.pid == other.pid]
     assert len(by_other) == len(set(by_other))
+
+
+@on_both
+async def test_a_worker_that_is_killed_in_the_middle_of_a_batch_loses_nothing(
+    mq: MessageQueue, team: Team
+) -> None:
+    victim = await team.ready()
+    ids = await mq.produce_many(BATCHES, [{"sleep": 600}] * 40)
+    await until(lambda: len(team.history.ids("start")) == 40)  # two batches
+    first = {line.id: line.fence for line in team.history.lines("start")}
+    victim.end(signal.SIGKILL)
+    for id in ids:
+        await mq.produce(BATCHES, {"sleep": 0}, id=f"{id}-more")
+    other = await team.ready()
+    await until(lambda: len(team.history.ids("start")) == 120)
+    again = [line for line in team.history.lines("start") if line.pid == other.pid]
+    assert {line.id for line in again} == {*ids, *(f"{id}-more" for id in ids)}
+    assert {line.attempt for line in again if line.id in first} == {2}
+    assert all(line.fence > first[line.id] for line in again if line.id in first)
+    assert other.end(signal.SIGKILL) != 0
+
+
+@on_both
+async def test_a_frozen_worker_cannot_settle_its_batch_message_by_message(
+    mq: MessageQueue, team: Team
+) -> None:
+    frozen = await team.ready()
+    payloads: list[dict[str, Any]] = [{"sleep": 1.0}, {"sleep": 1.0, "fail": 2}] * 10
+    ids = await mq.produce_many(BATCHES, payloads)
+    await until(lambda: len(team.history.ids("start")) == 20)
+    frozen.send(signal.SIGSTOP)
+    other = await team.ready()
+    await until_empty(mq, BATCHES)
+    ended = [line for line in team.history.lines("end") if line.pid == other.pid]
+    assert sorted(line.id for line in ended) == sorted(ids)
+    frozen.send(signal.SIGCONT)
+    await until(lambda: frozen.output().count(": lease lost, so the result of __main__.") == 20)
+    stats = await mq.admin.stats(BATCHES)
+    assert stats.total == 0
+    assert frozen.end(signal.SIGTERM) == 0
+
+
+async def test_a_flow_goes_on_when_a_worker_is_killed_half_way(
+    mq: MessageQueue, team: Team
+) -> None:
+    victim, other = await team.ready(concurrency=10), await team.ready(concurrency=10)
+    async with mq.flow() as flow:
+        children = [flow.produce(TOPIC, {"sleep": 0.2}) for _ in range(60)]
+        parent = flow.produce(TOPIC, {}, after=children)
+    await until(lambda: len(team.history.ids("end")) >= 30)
+    killed = time.time()
+    victim.end(signal.SIGKILL)
+    await until(lambda: parent in team.history.ids("end"))
+    assert time.time() - killed < LEASE + 5
+    ended = [line.id for line in team.history.lines("end")]
+    assert {*children} == {*ended[: ended.index(parent)]}
+    assert other.end(signal.SIGKILL) != 0
+
+
+@on_both
+async def test_if_the_worker_that_asks_when_a_bucket_fills_is_killed_another_one_does_soon(
+    mq: MessageQueue, team: Team, raw: Redis
+) -> None:
+    names = ("one", "two", "three")
+    members = {name: await team.ready(name=name, lease=60) for name in names}
+    await mq.admin.limit(TOPIC, rate=Rate(1, burst=1))
+    await mq.produce_many(TOPIC, [{}] * 100)
+    starts = partial(team.history.lines, "start")
+    await until(lambda: len(starts()) > 2)
+    for _ in range(2):
+        noted: Any = await raw.hget(f"mx-rmq:{{{TOPIC}}}:meta", "wake_at")
+        told = noted.decode().split()[1]
+        before = len(starts())
+        members[told].end(signal.SIGKILL)
+        await until(lambda before=before: len(starts()) > before + 1)  # type: ignore[misc]
+    gaps = [after.at - before.at for before, after in pairwise(starts())]
+    assert max(gaps) < 4, gaps  # a second for the bucket, one for the stand-in; a survey: ten
+    await mq.admin.limit(TOPIC, rate=None)
+    await until_empty(mq)
 
 
 @on_redis

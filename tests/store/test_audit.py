@@ -247,6 +247,7 @@ NOT_ITS_PLACE = "in the line of its key, but its place is another"
 NO_TURN = "messages wait in its line, but it has no turn"
 NOTHING_WAITS = "has a turn or is blocked, but nothing waits in its line"
 NOT_RUNNING = "takes up a place of its key, but is neither in processing nor delayed"
+RUNS_ELSEWHERE = "takes up a place of its key, but not under its own place in line"
 NO_RECORD = "has a place in line, but no record"
 
 # The same for lines. {place} is that of the one that waits.
@@ -280,7 +281,10 @@ LINE_BREAKS: dict[str, tuple[LineBreak, list[tuple[str, str]]]] = {
             raw.hset(keys.keyed, ids.processing, place),
             raw.zadd(keys.lines, {place + ids.processing: 0}),
         ],
-        [("{processing}", "in several states: pending, processing")],
+        [
+            ("{processing}", "in several states: pending, processing"),
+            ("{processing}", RUNS_ELSEWHERE),
+        ],
     ),
     "in line and delayed": (
         lambda raw, keys, ids, place: [
@@ -314,12 +318,24 @@ LINE_BREAKS: dict[str, tuple[LineBreak, list[tuple[str, str]]]] = {
         [("", f"key x: {NOTHING_WAITS}")],
     ),
     "a place taken up by what is gone": (
-        lambda raw, keys, ids, place: [raw.zadd(keys.running, {"k\tgone": 0})],
+        lambda raw, keys, ids, place: [raw.zadd(keys.running, {"k\t20000000000000001 1 gone": 0})],
         [("gone", NOT_RUNNING)],
     ),
     "a place taken up by what waits": (
-        lambda raw, keys, ids, place: [raw.zadd(keys.running, {f"k\t{ids.pending}": 0})],
+        lambda raw, keys, ids, place: [
+            raw.zadd(keys.running, {f"k\t20000000000000001 1 {ids.pending}": 0})
+        ],
         [("{pending}", NOT_RUNNING)],
+    ),
+    "running under a place that is not its own": (
+        lambda raw, keys, ids, place: [
+            raw.zadd(keys.running, {f"k\t20000000000000001 1 {ids.processing}": 0})
+        ],
+        [("{processing}", RUNS_ELSEWHERE)],
+    ),
+    "running without a place that is noted": (
+        lambda raw, keys, ids, place: [raw.hdel(keys.keyed, ids.processing)],
+        [("{processing}", RUNS_ELSEWHERE)],
     ),
     "a place in line of what is gone": (
         lambda raw, keys, ids, place: [raw.hset(keys.keyed, "gone", "k\t2 1 ")],
@@ -568,7 +584,8 @@ async def test_the_audit_reads_in_small_steps(
     assert await audit.topic(TOPIC) == []
     for name, words, elements in recorder.calls:
         short = {"TIME", "HGET", "HMGET", "LLEN", "ZCARD", "HLEN", "XLEN"}
-        assert name in short | {"scan_fields", "weigh_fields", "LRANGE", "ZSCAN", "HSCAN", "SSCAN"}
+        steps = {"scan_fields", "scan_signals", "weigh_fields", "LRANGE", "ZSCAN", "HSCAN", "SSCAN"}
+        assert name in short | steps
         assert elements <= 3 * STEP, words
         if name == "LRANGE":
             assert 0 <= words[3] - words[2] < STEP

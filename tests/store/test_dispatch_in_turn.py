@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from tests.lab.clock import Clock
 
 MINUTE = 60_000
+TAB = "\t"
 STRICT = "- - - 1 - - 0"
 OVERTAKE = "- - - 1 - - 1"
 
@@ -83,6 +84,12 @@ async def rings(store: Store, raw: Redis) -> bool:
 # turns
 
 
+async def running(raw: Redis) -> set[str]:
+    """Return the key and the id of each message that takes up a place of its key."""
+    members = (await snapshot(raw, TOPIC)).running
+    return {f"{one.partition(TAB)[0]} {one.rpartition(' ')[2]}" for one in members}
+
+
 async def test_messages_are_leased_and_leave_their_lines(
     store: Store, raw: Redis, clock: Clock
 ) -> None:
@@ -99,7 +106,7 @@ async def test_messages_are_leased_and_leave_their_lines(
         before,
         lines=before.lines[1:2],
         ring={"a": 2},
-        running={"a\ta1", "b\tb1"},
+        running={before.lines[0], before.lines[2]},
         leases={"a1": f"{tokens[0]}:w1", "b1": f"{tokens[1]}:w1"},
         deadlines=dict.fromkeys(("a1", "b1"), clock.now + LEASE),
         meta={"token": str(tokens[1]), "turn": "0"},
@@ -391,7 +398,7 @@ async def test_what_an_older_release_has_settled_gives_its_place_back_in_time(
     assert again.messages == []
     clock.advance(2 * MINUTE)
     assert ids(await take_in_turn(store, 9, STRICT)) == "a2"
-    assert (await snapshot(raw, TOPIC)).running == {"a\ta2"}
+    assert await running(raw) == {"a a2"}
     await raw.hdel(keys.keyed, one.id)  # what the audit would name
 
 
@@ -522,18 +529,49 @@ async def test_a_clock_that_is_set_back_stalls_no_bucket_and_fills_none(
     assert ids(await take_in_turn(store, 9, limits)) == "a3"
 
 
+async def test_a_faster_rate_that_is_declared_fills_the_topics_bucket_at_once(
+    store: Store, raw: Redis, clock: Clock
+) -> None:
+    slow, quick, quicker = (f"- {interval} 1 - - - 0" for interval in (60_000, 1000, 100))
+    await wait_in_line(store, "p1 p2 p3 p4")
+    first = await ask(store, 9, slow)
+    assert (ids(first.messages), first.wait) == ("p1", 60_000)
+    clock.advance(6000)  # a tenth of a token
+    found = await ask(store, 9, quick)
+    assert (found.messages, found.wait) == ([], 900)
+    assert (await ask(store, 9, slow)).wait == 900  # a slower one adds nothing to the wait
+    clock.advance(900)
+    found = await ask(store, 9, quick)
+    assert (ids(found.messages), found.wait) == ("p2", 1000)
+    clock.advance(500)
+    assert (await ask(store, 9, quicker)).wait == 50
+    clock.advance(50)
+    assert ids((await ask(store, 9, quicker)).messages) == "p3"
+
+
+async def test_what_an_operator_set_is_not_changed_by_a_declaration(store: Store) -> None:
+    await store.limit_key(TOPIC, None, interval=(60_000.0, 1.0))
+    await wait_in_line(store, "p1 p2")
+    assert (await ask(store, 9, "- 60000 1 - - - 0")).wait == 60_000
+    assert (await ask(store, 9, "- 100 1 - - - 0")).wait == 60_000
+
+
 # who comes back
 
 
-async def test_one_worker_is_told_when_to_come_back(store: Store, clock: Clock) -> None:
+async def test_one_worker_is_told_when_to_come_back_and_a_second_a_second_later(
+    store: Store, clock: Clock
+) -> None:
     limits = "- - - - 1000 1 0"
     await wait_in_line(store, "a1 a2 a3")
     assert (await ask(store, 9, limits)).wait == 1000
     clock.advance(400)
     other = await ask(store, 9, limits, worker="w2")
+    assert (other.messages, other.wait) == ([], 1600)
+    other = await ask(store, 9, limits, worker="w3")
     assert (other.messages, other.wait) == ([], None)
     clock.advance(601)  # it did not come
-    other = await ask(store, 9, limits, worker="w2")
+    other = await ask(store, 9, limits, worker="w3")
     assert (ids(other.messages), other.wait) == ("a2", 1000)
 
 
@@ -545,7 +583,52 @@ async def test_the_worker_that_was_told_is_told_again_if_it_comes_too_early(
     assert (await ask(store, 9, limits)).wait == 1000
     clock.advance(999)  # its timer was early, or the server's clock went back a little
     assert (await ask(store, 9, limits)).wait == 1
-    assert (await ask(store, 9, limits, worker="w2")).wait is None
+    for _ in range(2):
+        assert (await ask(store, 9, limits, worker="w2")).wait == 1001
+    assert (await ask(store, 9, limits, worker="w3")).wait is None
+
+
+async def test_a_stand_in_is_called_once_and_again_when_it_is_gone(
+    store: Store, raw: Redis, clock: Clock
+) -> None:
+    limits = "- - - - 10000 1 0"
+    await wait_in_line(store, "a1 a2 a3 a4 a5")
+    rung = []
+
+    async def asks(worker: str) -> int | None:
+        await rings(store, raw)
+        found = await ask(store, 9, limits, worker=worker)
+        rung.append(await rings(store, raw))
+        return found.wait
+
+    assert [await asks(worker) for worker in ("w1", "w1", "w2")] == [10_000, 10_000, 11_000]
+    clock.advance(10_000)
+    assert [await asks(worker) for worker in ("w1", "w1")] == [10_000, 10_000]
+    assert rung == [True, False, False, False, False]
+    clock.advance(1000)  # the stand-in comes back, and goes on
+    assert [await asks(worker) for worker in ("w2", "w1")] == [10_000, 9000]
+    clock.advance(10_000)  # w1 is killed
+    assert [await asks(worker) for worker in ("w2", "w3")] == [10_000, 11_000]
+    assert rung[5:] == [False, False, True, False]
+    clock.advance(12_000)  # so are both others
+    assert [await asks(worker) for worker in ("w4", "w4")] == [10_000, 10_000]
+    clock.advance(1000)  # there is no other worker: it is called at most once a second
+    assert [await asks(worker) for worker in ("w4", "w4")] == [9000, 9000]
+    assert rung[9:] == [True, False, True, False]
+
+
+async def test_another_worker_stands_in_for_a_stand_in_that_does_not_come(
+    store: Store, clock: Clock
+) -> None:
+    limits = "- - - - 5000 1 0"
+    await wait_in_line(store, "a1 a2 a3")
+    assert (await ask(store, 9, limits)).wait == 5000
+    assert (await ask(store, 9, limits, worker="w2")).wait == 6000
+    clock.advance(5000)
+    assert (await ask(store, 9, limits)).wait == 5000
+    assert (await ask(store, 9, limits, worker="w3")).wait is None
+    clock.advance(1000)  # w2 was killed
+    assert (await ask(store, 9, limits, worker="w3")).wait == 5000
 
 
 async def test_who_could_start_sooner_is_told_by_another(store: Store) -> None:
@@ -561,10 +644,17 @@ async def test_a_worker_that_leaves_hands_over_the_coming_back(store: Store, raw
     limits = "- - - - 1000 1 0"
     await wait_in_line(store, "a1 a2")
     assert (await ask(store, 9, limits)).wait == 1000
-    assert (await ask(store, 9, limits, worker="w2")).wait is None
+    assert (await ask(store, 9, limits, worker="w2")).wait == 2000
+    assert (await ask(store, 9, limits, worker="w3")).wait is None
+    for leaving in ("", "w3"):
+        await store.ring_doorbell(TOPIC, leaving)
+        assert (await ask(store, 9, limits, worker="w3")).wait is None
     await rings(store, raw)
-    assert await store.ring_doorbell(TOPIC)
-    assert (await ask(store, 9, limits, worker="w2")).wait == 1000
+    assert await store.ring_doorbell(TOPIC, "w1")
+    assert (await ask(store, 9, limits, worker="w3")).wait == 1000
+    assert (await ask(store, 9, limits, worker="w4")).wait is None  # w2 is there
+    await store.ring_doorbell(TOPIC, "w2")
+    assert (await ask(store, 9, limits, worker="w4")).wait == 2000
 
 
 async def test_nothing_rings_for_a_blocked_key(store: Store, raw: Redis) -> None:
@@ -662,7 +752,7 @@ async def test_a_line_waits_for_the_next_attempt_of_its_head(
         case _:
             assert await store.release_message(TOPIC, "w1", [HandedBack(head)]) == ["1"]
     if how != "release":
-        assert (await snapshot(raw, TOPIC)).running == {"a\ta1"}
+        assert await running(raw) == {"a a1"}
         assert await take_in_turn(store, 9, STRICT) == []
         await wait_in_line(store, "a4", priority=Priority.LOW)
         clock.advance(1000)
@@ -732,12 +822,12 @@ async def test_a_replacement_of_a_running_message_waits_in_its_own_line(
     await wait_in_line(store, "a1 a2")
     (head,) = await take_in_turn(store, 9, STRICT)
     await store.replace_message(TOPIC, draft("new", id="a1", key="b"))
-    assert (await snapshot(raw, TOPIC)).running == {"a\ta1"}
+    assert await running(raw) == {"a a1"}
     assert await take_in_turn(store, 9, STRICT) == []
     assert await store.complete_message(TOPIC, "w1", [head]) == ["r"]
     assert await store.release_replaced(TOPIC, "w1", head)
     assert set(ids(await take_in_turn(store, 9, STRICT)).split()) == {"a1", "a2"}
-    assert (await snapshot(raw, TOPIC)).running == {"b\ta1", "a\ta2"}
+    assert await running(raw) == {"b a1", "a a2"}
 
 
 async def test_a_pending_message_keeps_its_place_if_it_is_replaced_in_its_line(

@@ -8,7 +8,7 @@ import pytest
 
 from mx_rmq.core.errors import InvalidInput, WrongType
 from mx_rmq.core.message import State
-from mx_rmq.store.audit import Places
+from mx_rmq.store.audit_reading import Places
 from mx_rmq.store.reads import Counts
 from mx_rmq.store.script import load
 from tests.lab.archives import ARCHIVES, Archived, archived, find_archived, list_archived

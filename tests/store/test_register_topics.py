@@ -107,7 +107,7 @@ async def test_at_maxmemory_no_topic_is_added_but_known_ones_are_heard_of(
     assert await store.views.topics() == ["a"]
 
 
-@pytest.mark.parametrize("name", ["", "a@b", "a/1", "a b", "{a}", "-a", "ü", "a\n", "a" * 129])
+@pytest.mark.parametrize("name", ["", "a@", "a/1", "a b", "{a}", "-a", "ü", "a\n", "a" * 129])
 async def test_a_name_that_is_no_topic_is_refused_before_the_server_hears_of_it(
     store: Store, raw: Redis, name: str
 ) -> None:

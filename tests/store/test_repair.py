@@ -161,7 +161,7 @@ async def test_a_line_that_waited_for_a_place_goes_on_after_its_repair(
     (one,) = await leased_in_turn(store, "k", limits=strict, waiting="k")
     keys = store.keys.of(TOPIC)
     assert await store.complete_message(TOPIC, "w1", [one]) == ["1"]
-    await raw.zadd(keys.running, {"k\tgone": 0})
+    await raw.zadd(keys.running, {"k\t20000000000000001 1 gone": 0})
     assert await take_in_turn(store, 9, strict) == []
     await raw.delete(keys.doorbell)
     await Admin(store).repair(TOPIC)

@@ -11,7 +11,7 @@ import pytest
 from mx_rmq.core import codec
 from mx_rmq.core.duplicates import DuplicatePolicy
 from mx_rmq.core.errors import QueueFull, ServerFull
-from mx_rmq.core.message import State
+from mx_rmq.core.message import LIVE, UNSTARTED, State
 from mx_rmq.settings import Limits
 from mx_rmq.store import operator_calls as operating
 from mx_rmq.store.results import Placed, Produced, Settled
@@ -317,9 +317,9 @@ async def test_the_cap_refuses_only_what_would_wait_in_addition(
 ) -> None:
     await bring(store, state, id="own")
     store.limits = Limits(max_pending=2)
-    await pending(store, 1 if state in (State.PENDING, State.DELAYED) else 2)
+    await pending(store, 1 if state in UNSTARTED else 2)
     before = await snapshot(raw, TOPIC)
-    if state in (State.PENDING, State.DELAYED, State.PROCESSING):
+    if state in LIVE:
         assert await store.replace_message(TOPIC, new()) == REPLACED
         return
     with pytest.raises(QueueFull):

@@ -243,7 +243,7 @@ def test_an_unknown_script_is_not_found() -> None:
 
 def test_every_transition_has_a_method_of_the_same_name() -> None:
     reads = {"inspect_message", "scan_fields", "count_messages", "find_history"}
-    reads |= {"weigh_fields", "weigh_hash"}
+    reads |= {"weigh_fields", "weigh_hash", "scan_signals"}
     assert {name for name in names() if not hasattr(Store, name)} == {"preflight", *reads}
 
 

@@ -22,6 +22,7 @@ from mx_rmq.core.partition import topic_of
 from mx_rmq.core.text import shown, storable
 from mx_rmq.store.quarantine import read
 from mx_rmq.store.results import Settled
+from mx_rmq.store.wait_faults import WaitFault
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -117,7 +118,10 @@ class Actions:
 
     async def abort(self, part: str, id: str, reason: str) -> bool:
         """Dead-letter a pending, delayed or processing message; refuse one that cannot be read."""
-        reason = f"aborted: {storable(reason) or 'no reason given'}"
+        return await self.dead_letter(part, id, f"aborted: {storable(reason) or 'no reason given'}")
+
+    async def dead_letter(self, part: str, id: str, reason: str) -> bool:
+        """Dead-letter a live message for a reason; refuse one that cannot be read."""
 
         async def apply(message: Message, seen: bytes) -> Settled:
             message = msgspec.structs.replace(message, reason=reason)
@@ -174,6 +178,12 @@ class Actions:
         for one, code in zip(found.lines, codes, strict=True):
             if code:  # not right by now
                 repairs.append(Repair(part, one.id, one._replace(code=code).repair))
+        # A message that was brought back into one state may wait no longer.
+        ids = list(dict.fromkeys((*(one.id for one in found.waits), *found.ids)))
+        codes = await self.store.repair_waits(part, ids, dry_run=dry_run)
+        for id, code in zip(ids, codes, strict=True):
+            shown = id.decode("utf-8", "backslashreplace")
+            repairs += [Repair(part, shown, words) for words in WaitFault(id, code).repairs]
         return repairs
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from mx_rmq.admin.actions import Actions, readable
@@ -19,7 +18,7 @@ from mx_rmq.admin.fanout import ask_all, ask_for
 from mx_rmq.admin.filter import Filter, times
 from mx_rmq.admin.history import follow, happening
 from mx_rmq.admin.keys import read_key, read_keys
-from mx_rmq.admin.limits import Limiter
+from mx_rmq.admin.limits import read_limits
 from mx_rmq.admin.listing import LOOK, read_page
 from mx_rmq.admin.models import (
     Cancelled,
@@ -30,6 +29,8 @@ from mx_rmq.admin.models import (
     message_view,
     worker_view,
 )
+from mx_rmq.admin.schedules import ScheduleActions
+from mx_rmq.admin.set_limits import Limiter
 from mx_rmq.admin.stats import (
     MOST,
     Overview,
@@ -39,29 +40,50 @@ from mx_rmq.admin.stats import (
     count_topic,
     measure_rates,
 )
+from mx_rmq.admin.steps import SHOWN, read_wait
+from mx_rmq.admin.stuck_waits import StuckWait, find_stuck_waits
+from mx_rmq.admin.subscriptions import (
+    SubscriptionView,
+    read_subscriptions,
+    remove_subscription,
+)
+from mx_rmq.core.codec import encode_payload
 from mx_rmq.core.durations import SHORTEST, Seconds, as_seconds
-from mx_rmq.core.errors import InvalidInput
-from mx_rmq.core.message import FAILED, LIVE, WAITING, State
-from mx_rmq.core.names import TOPIC, check_key, check_topic
+from mx_rmq.core.errors import InvalidInput, WrongType
+from mx_rmq.core.message import FAILED, LIVE, UNSTARTED, State
+from mx_rmq.core.names import (
+    LISTED,
+    check_id,
+    check_key,
+    check_listed,
+    check_subscription,
+    check_topic,
+)
 from mx_rmq.core.outgoing import new_due_time
-from mx_rmq.core.partition import check_partitions, partitions
+from mx_rmq.core.partition import check_partitions, partitions, subscription_of
 from mx_rmq.core.status import ProgressNote
+from mx_rmq.core.steps import check_name
+from mx_rmq.store.audit import Violation
 from mx_rmq.store.operator_calls import KEEP, Keep
+from mx_rmq.store.results import Signal, Signalled
+from mx_rmq.store.worker_calls import MAX_SIGNALS
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
-    from datetime import datetime
-    from typing import Unpack
+    from collections.abc import AsyncIterator, Collection, Sequence
+    from datetime import datetime, tzinfo
+    from typing import Literal, Unpack
 
     from mx_rmq.admin.bulk import Act, BulkOptions, CanAct
     from mx_rmq.admin.history import Happening
     from mx_rmq.admin.keys import KeyList, KeyView
     from mx_rmq.admin.limits import LimitsView
+    from mx_rmq.admin.schedules import ScheduleView
     from mx_rmq.admin.stats import Rates
+    from mx_rmq.core.cron import Missed
     from mx_rmq.core.limits import Rate
+    from mx_rmq.core.schedule import ScheduleOptions
     from mx_rmq.store import Store
-    from mx_rmq.store.audit import Violation
     from mx_rmq.store.history import HistoryEntry
     from mx_rmq.store.messages import Found
     from mx_rmq.store.reads import ServerView
@@ -82,6 +104,7 @@ class Admin:
         self._pages = store.views.pages
         self._actions = Actions(store, operator)
         self._limiter = Limiter(store, self._parts, by=operator)
+        self._schedules = ScheduleActions(store, by=operator)
 
     def as_operator(self, name: str) -> Admin:
         """Return the same admin under this name, which the history shows beside its actions."""
@@ -90,8 +113,8 @@ class Admin:
     # topics and servers
 
     async def topics(self) -> builtins.list[str]:
-        """Return every topic that was ever produced to, sorted."""
-        return [name for name in await self._store.views.topics() if TOPIC.fullmatch(name)]
+        """Return every topic that was ever produced to, and its subscriptions, sorted."""
+        return [name for name in await self._store.views.topics() if LISTED.fullmatch(name)]
 
     async def check_topic(self, topic: str) -> None:
         """Refuse a topic that was never produced to."""
@@ -99,7 +122,7 @@ class Admin:
 
     async def _parts(self, topic: str) -> builtins.list[str]:
         """Return the current partitions of a topic; refuse an unknown topic."""
-        if count := await self._store.views.partitions(check_topic(topic)):
+        if count := await self._store.views.partitions(check_listed(topic)):
             return partitions(topic, count)
         known = await self.topics()
         more = ", …" if len(known) > KNOWN else ""
@@ -173,20 +196,14 @@ class Admin:
         check_text("reason=", reason)
         if key is not None:
             return await self._limiter.pause(topic, check_key(key), seconds, reason)
-        changed = False
-        if seconds is None:
-            changed = await self._on_all(topic, self._store.pause_topic)
-        if seconds is not None or reason:
-            changed |= await self._limiter.pause(topic, None, seconds, reason)
-        return changed
+        return await self._limiter.pause_topic(topic, seconds, reason)
 
     async def resume(self, topic: str, key: str | None = None) -> bool:
         """Let the messages of a topic, or of one of its keys, start again; return whether that
         changed anything."""
         if key is not None:
             return await self._limiter.resume(topic, check_key(key))
-        changed = await self._on_all(topic, self._store.resume_topic)
-        return await self._limiter.resume(topic, None) or changed
+        return await self._limiter.resume_topic(topic)
 
     async def limit(
         self,
@@ -213,28 +230,21 @@ class Admin:
 
         With a key, `LimitsView.keys` has only what is set for this key, if anything is.
         """
-        return await self._limiter.limits(topic, None if key is None else check_key(key))
+        key = None if key is None else check_key(key)
+        return await read_limits(self._store, topic, await self._parts(topic), key)
 
     async def keys(self, topic: str, *, limit: int = 20) -> KeyList:
         """Return up to `limit` (1 to 200) keys of a topic, those with the most waiting first.
 
-        Keys with limits of their own are also in it, if there is room. With more than 1,000
-        messages in lines, the keys are found in a random sample of 1,000. `KeyList.partial` says
-        whether keys that wait are left out.
+        Keys with their own limits come next, if there is room. If more than 1,000 messages have a
+        key, the busiest keys are found in a random sample of 1,000. `KeyList.partial` says whether
+        keys that wait are left out.
         """
         return await read_keys(self._store, topic, await self._parts(topic), limit)
 
     async def key(self, topic: str, key: str) -> KeyView:
-        """Return the line of one key, even if nothing of it waits."""
+        """Return the line of one key, even if it is empty."""
         return await read_key(self._store, topic, await self._parts(topic), check_key(key))
-
-    async def _on_all(self, topic: str, act: Callable[..., Awaitable[bool]]) -> bool:
-        """Act on each partition of a topic, including those that are added meanwhile."""
-        done, changed = 0, False
-        while new := (await self._parts(topic))[done:]:
-            changed |= any(await ask_all(new, partial(act, by=self._actions.by)))
-            done += len(new)
-        return changed
 
     async def grow(self, topic: str, partitions: int) -> int:
         """Grow a topic to this many partitions; return how many it has now. It never shrinks.
@@ -244,39 +254,157 @@ class Admin:
         """
         wanted = check_partitions(partitions)
         parts = await self._parts(topic)
+        if subscription_of(topic) is not None:
+            raise InvalidInput(
+                f"subscription {topic!r} has as many partitions as its topic: grow that instead"
+            )
         if wanted < len(parts):
             raise InvalidInput(
                 f"topic {topic!r} has {len(parts)} partitions and cannot have {wanted}: "
                 "the messages in the others would be lost"
             )
-        await self._store.grow(topic, wanted)
-        if wanted > len(parts):
-            await self._limiter.reshare(topic, len(parts))
+        await self._store.grow(topic, wanted, by=self._actions.by)
         return self._store.partitions[topic]
+
+    async def subscriptions(self, topic: str) -> builtins.list[SubscriptionView]:
+        """Return the subscriptions of a topic, and how far each is behind."""
+        await self._parts(check_topic(topic))
+        return await read_subscriptions(self._store, topic, self.stats)
+
+    async def unsubscribe(
+        self, topic: str, name: str, *, waiting: Literal["dead", "drop"] = "dead"
+    ) -> int:
+        """End a subscription: it gets no more copies. Return how many messages waited in it.
+
+        They become dead letters with the reason `unsubscribed`, or are dropped. What runs may
+        finish. If it is interrupted, call it again. A worker that has the subscription declares it
+        again when it starts, so stop these first.
+        """
+        if waiting not in ("dead", "drop"):
+            raise InvalidInput(f'waiting={waiting!r:.80} is neither "dead" nor "drop"')
+        await self._parts(check_topic(topic))
+        copies = f"{topic}@{check_subscription(name)}"
+        await remove_subscription(self._store, topic, name, by=self._actions.by)
+        if not await self._store.views.partitions(copies):
+            return 0  # there never was one
+
+        async def act(part: str, found: Found) -> object:
+            if waiting == "drop":
+                return await self._actions.cancel(part, found.id)
+            return await self._actions.dead_letter(part, found.id, "unsubscribed")
+
+        can_act = readable if waiting == "dead" else None
+        done = 0
+        while some := sum(
+            [await self._bulk(copies, state, act, {}, can_act=can_act) for state in UNSTARTED]
+        ):
+            done += some  # again: what ran may wait for its next attempt now
+        return done
 
     async def audit(self, topic: str) -> builtins.list[Violation]:
         """Return every message that is not in exactly one state; an empty list: all is well.
 
-        It reads one partition after the other, because it keeps what it reads in memory.
+        A message that waits for one that is gone is reported, too. It reads one partition after the
+        other, because it keeps what it reads in memory.
         """
-        return [
-            violation
-            for part in await self._parts(topic)
-            for violation in await self._store.audit.topic(part)
-        ]
+        found: builtins.list[Violation] = []
+        for part in await self._parts(topic):
+            found += await self._store.audit.topic(part)
+            found += [
+                Violation(part, one.id, f"it {one}; cancel or abort it")
+                for one in await self._lost_waits(part)
+            ]
+        return found
+
+    async def _lost_waits(self, part: str) -> builtins.list[StuckWait]:
+        try:
+            return [one for one in await find_stuck_waits(self._store, part, None) if one.is_lost]
+        except WrongType:  # the audit has reported it
+            return []
+
+    async def stuck_waits(self, topic: str, *, most: int | None = 1000) -> builtins.list[StuckWait]:
+        """Return messages that wait for messages that are gone or dead, and do not go on without
+        an operator; `most`: of those that wait longest in each partition. They have waited for at
+        least a minute.
+        """
+        found = await ask_all(
+            await self._parts(topic), lambda part: find_stuck_waits(self._store, part, most)
+        )
+        return [one for some in found for one in some]
 
     async def repair(self, topic: str, *, dry_run: bool = False) -> builtins.list[Repair]:
         """Fix what `audit` finds; return what was done. `dry_run`: what would be done.
 
         Each repair checks again on the server, atomically, so it is safe under live traffic.
         No message is lost: one with a record stays alive, one with an archived copy stays archived.
-        A key of a wrong type is left alone: its data is not ours.
+        A key of a wrong type is left alone: its data is not ours. So is a message that waits for
+        one that is gone: only you know whether it is still needed.
         """
-        return [
-            done
-            for part in await self._parts(topic)
-            for done in await self._actions.repair(part, dry_run=dry_run)
-        ]
+        done: builtins.list[Repair] = []
+        for part in await self._parts(topic):
+            done += await self._actions.repair(part, dry_run=dry_run)
+            done += [
+                Repair(part, one.id, f"not repaired: it {one}. Cancel or abort it")
+                for one in await self._lost_waits(part)
+            ]
+        return done
+
+    # schedules
+
+    async def schedule(
+        self,
+        name: str,
+        topic: str,
+        expression: str,
+        payload: Any = None,
+        *,
+        tz: str | tzinfo = "UTC",
+        missed: Missed | str = "skip",
+        **options: Unpack[ScheduleOptions],
+    ) -> ScheduleView:
+        """Produce this payload at every tick of a cron expression, once across all workers.
+
+        It replaces the schedule of the same name. If expression, time zone and `missed` are the
+        same as before, its ticks go on as they were; else only ticks after now fire. A paused
+        schedule stays paused. Running workers, whatever they serve, know it within 2 s.
+        """
+        return await self._schedules.schedule(
+            name, topic, expression, payload, tz=tz, missed=missed, options=options
+        )
+
+    async def unschedule(self, name: str) -> bool:
+        """Remove a schedule; return whether there was one. Once this returns, it does not fire.
+
+        InvalidInput: it is a cron that is declared in code. You can pause it.
+        """
+        return await self._schedules.unschedule(name)
+
+    async def schedules(self) -> builtins.list[ScheduleView]:
+        """Return every schedule, by name; a cron that is declared in code is there by its topic.
+
+        A cron is listed for a day after a worker last declared it.
+        """
+        return await self._schedules.all()
+
+    async def get_schedule(self, name: str) -> ScheduleView:
+        """Return one schedule, or the cron of a topic."""
+        return await self._schedules.get(name)
+
+    async def pause_schedule(self, name: str, reason: str = "") -> bool:
+        """Stop a schedule, or the cron of a topic, from firing; return whether that changed
+        anything."""
+        return await self._schedules.pause(name, reason)
+
+    async def resume_schedule(self, name: str) -> bool:
+        """Let a schedule fire again; return whether it was paused. Ticks up to now are skipped."""
+        return await self._schedules.resume(name)
+
+    async def run_schedule(self, name: str) -> str:
+        """Produce the message of a schedule now, and return its id. The next tick stays as it is.
+
+        Also while it is paused. The header `cron-tick` says when this was.
+        """
+        return await self._schedules.run(name)
 
     # reading messages
 
@@ -308,6 +436,11 @@ class Admin:
             if now is not None:
                 report = ProgressNote.read(now.progress, now.lease)
                 view = replace(view, progress=report.share, note=report.note)
+        if view.wait is not None:
+            view = replace(view, wait=await read_wait(self._store, part, id, view.wait))
+        if view.state in LIVE:
+            signals = await self._store.views.waits.signals(part, id, SHOWN)
+            view = replace(view, signals=tuple(signals))
         return view
 
     async def find(self, id: str) -> builtins.list[MessageView]:
@@ -330,10 +463,10 @@ class Admin:
 
         Pending ones come in dispatch order: high, normal, low; within each the first of every
         partition, then the second ones. Those with a key come last, line by line. Delayed ones come
-        by due time, those in processing by the deadline of their lease, dead and quarantined ones
-        newest first. A cursor is a position: a message that moves between two calls may be on both
-        pages or on neither. Partitions added meanwhile are on later pages. A page also ends
-        after 8 MiB of messages.
+        by due time, waiting ones by how long they have waited, those in processing by the deadline
+        of their lease, dead and quarantined ones newest first. A cursor is a position: a message
+        that moves between two calls may be on both pages or on neither. Partitions added meanwhile
+        are on later pages. A page also ends after 8 MiB of messages.
 
         With a filter, one call reads at most about `look` messages (5,000) or 4 MiB. `Page.looked`
         says how many; the cursor continues after them.
@@ -435,9 +568,9 @@ class Admin:
     async def abort(self, topic: str, id: str, reason: str = "") -> bool:
         """Stop a message for good: it goes to the dead letters, and `requeue` undoes that.
 
-        False: it is not pending, delayed or in processing. InvalidInput: it cannot be read. Once
-        this returns, the message does not run again. A running handler is cancelled, or interrupted
-        as by its timeout, within 2 s on a healthy system.
+        False: it is not pending, delayed, waiting or in processing. InvalidInput: it cannot be
+        read. Once this returns, the message does not run again. A running handler is cancelled, or
+        interrupted as by its timeout, within 2 s on a healthy system.
         """
         return (await self.abort_many(topic, [id], reason))[0]
 
@@ -453,6 +586,27 @@ class Admin:
         wait, due = new_due_time(delay, at)
         part = await self._part_with(id, await self._parts(topic))
         return part is not None and await self._actions.reschedule(part, id, delay=wait, at=due)
+
+    async def signal(self, topic: str, id: str, name: str, value: Any = None) -> bool:
+        """Send a signal to a message. See `mq.signal`."""
+        check_name("signal", name)
+        data = bytes(encode_payload(value, self._store.limits.max_payload))
+        signals = [Signal(check_id(id), name, data)]
+
+        async def send(part: str) -> Signalled | None:
+            (answer,) = await self._store.signal_message(part, signals, by=self._actions.by)
+            return None if answer is Signalled.UNKNOWN else answer
+
+        _, answer = await ask_for(id, await self._parts(topic), send) or ("", Signalled.UNKNOWN)
+        if answer is Signalled.FULL:
+            raise InvalidInput(f"message {id!r:.80} has {MAX_SIGNALS:,} signals; it gets no more")
+        return bool(answer)
+
+    async def partition_of(self, topic: str, id: str) -> str:
+        """Return the partition that has a message in any state; the likeliest if none has."""
+        parts = await self._parts(topic)
+        found = await ask_for(id, parts, lambda part: self._pages.find(part, id))
+        return parts[0] if found is None else found[0]
 
     async def _part_with(self, id: str, parts: Sequence[str]) -> str | None:
         """Return which of these partitions has a live message; None: none has."""
@@ -492,7 +646,7 @@ class Admin:
     async def cancel_all(
         self, topic: str, state: State | str, **options: Unpack[BulkOptions]
     ) -> int:
-        """Remove the pending or delayed messages that match a filter; return how many.
+        """Remove the pending, delayed or waiting messages that match a filter; return how many.
 
         One partition after the other; within it high, normal, low. Pending ones newest first, then
         those with a key, line by line; delayed ones by due time. Messages produced meanwhile are
@@ -503,7 +657,7 @@ class Admin:
         async def cancel(part: str, found: Found) -> Cancelled:
             return await self._actions.cancel(part, found.id)
 
-        return await self._bulk(topic, state_among(WAITING, state), cancel, options)
+        return await self._bulk(topic, state_among(UNSTARTED, state), cancel, options)
 
     async def abort_many(
         self, topic: str, ids: Sequence[str], reason: str = ""
@@ -527,7 +681,7 @@ class Admin:
         reason: str = "",
         **options: Unpack[BulkOptions],
     ) -> int:
-        """Abort the pending, delayed or processing messages that match a filter; return how many.
+        """Abort the live messages of a state that match a filter; return how many.
 
         Same order and options as `cancel_all`; messages in processing come by the deadline of their
         lease. Unreadable messages are left alone.

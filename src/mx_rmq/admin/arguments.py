@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mx_rmq.core.errors import InvalidInput
-from mx_rmq.core.message import FAILED, LIVE, WAITING, State
+from mx_rmq.core.message import FAILED, LIVE, UNSTARTED, State
 
 
 def state_named(state: State | str) -> State:
@@ -18,7 +18,7 @@ def state_among(states: tuple[State, ...], state: State | str) -> State:
     """Return a state by its name; refuse one that is not among these."""
     chosen = state_named(state)
     if chosen not in states:
-        act = {FAILED: "requeue, edit or discard", WAITING: "cancel", LIVE: "abort"}[states]
+        act = {FAILED: "requeue, edit or discard", UNSTARTED: "cancel", LIVE: "abort"}[states]
         which = f"{', '.join(states[:-1])} or {states[-1]}"
         raise InvalidInput(f"state={chosen!s}: you can only {act} {which} messages")
     return chosen

@@ -29,8 +29,8 @@ class Filter:
     since: float | None = None
     until: float | None = None
     """Bounds of the message's time, inclusive, in seconds of the server's time. That is: if dead or
-    quarantined, when it was archived; if delayed, when it is due; if in processing, when its lease
-    ends; if pending, when it was produced."""
+    quarantined, when it was archived; if delayed, when it is due; if waiting, since when; if in
+    processing, when its lease ends; if pending, when it was produced."""
     key: str | None = None  # the key that it was produced with, exactly
     text: str | None = None  # part of its id or of its payload as JSON; if unreadable, of its bytes
     as_of: float | None = None
@@ -109,6 +109,8 @@ def _in_time(wanted: Filter, found: Found, message: Message | None) -> bool:
     ats = [found.due, found.deadline, found.archived]  # by its state, at most one is known
     if found.state is State.PENDING and message is not None:
         ats = [message.created_at]
+    if found.state is State.WAITING:
+        ats = [found.since]
     return any(at is not None and low <= at <= high for at in ats)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from mx_rmq.admin.fanout import ask_all
 from mx_rmq.admin.models import is_number
 from mx_rmq.core.partition import topic_of
+from mx_rmq.core.steps import is_child, source_of
 from mx_rmq.store.history import BEGINNING
 
 if TYPE_CHECKING:
@@ -30,13 +31,18 @@ class What(StrEnum):
     DISPATCHED = "dispatched"
     COMPLETED = "completed"
     RETRIED = "retried"
-    SNOOZED = "snoozed"  # its handler asked for it later
+    SNOOZED = "snoozed"  # its handler asked for it later, or sleeps
+    NOTED = "noted"  # its handler finished a step, or all of its work
+    PARKED = "parked"  # it waits for a signal, or for other messages
+    SIGNALLED = "signalled"  # a signal came for it, or a message that it waits for has ended
     DIED = "died"
     QUARANTINED = "quarantined"
     RELEASED = "released"  # handed back by a worker that stopped
     POSTPONED = "postponed"  # handed back by a worker whose release is too old to read it
     TAKEN_OVER = "taken_over"  # taken from a worker that went silent
     REPLACED = "replaced"  # by a produce with the same id
+    FANNED_OUT = "fanned_out"  # every subscription of its topic has got a copy
+    DUPLICATE = "duplicate"  # not copied: the subscription has a message with this id
     REQUEUED = "requeued"
     DISCARDED = "discarded"
     CANCELLED = "cancelled"
@@ -47,6 +53,12 @@ class What(StrEnum):
     PAUSED = "paused"
     RESUMED = "resumed"
     LIMITED = "limited"  # an operator set limits, or paused a key
+    SCHEDULED = "scheduled"  # a schedule was stored, which `about` names, as in the next ones
+    UNSCHEDULED = "unscheduled"
+    SCHEDULE_PAUSED = "schedule_paused"
+    SCHEDULE_RESUMED = "schedule_resumed"
+    SUBSCRIBED = "subscribed"
+    UNSUBSCRIBED = "unsubscribed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +70,8 @@ class Happening:
     what: What
     ids: tuple[str, ...]
     by: str  # the worker or the operator; empty: a producer, or nothing but time
-    about: str  # the error, the reason, the worker that went silent, or what was limited
+    about: str
+    """The error, the reason, the worker that went silent, the limits, the step or the signal."""
 
 
 def happening(part: str, entry: HistoryEntry) -> Happening | None:
@@ -66,6 +79,11 @@ def happening(part: str, entry: HistoryEntry) -> Happening | None:
     if entry.what not in set(What):
         return None
     what, about = What(entry.what), entry.about
+    if what is What.PARKED:
+        delay, _, about = about.partition(" ")
+        about += f", at most {int(delay) / 1000:g} s" if is_number(delay) else ""
+    if what is What.SIGNALLED:
+        about = _signal(about)
     if what in (What.RETRIED, What.SNOOZED, What.POSTPONED):
         delay, _, why = about.partition(" ")
         if is_number(delay):
@@ -77,6 +95,14 @@ def happening(part: str, entry: HistoryEntry) -> Happening | None:
         about = f"due in {int(about) / 1000:g} s"
     at, topic = entry.at / 1000, topic_of(part)
     return Happening(at=at, topic=topic, what=what, ids=entry.ids, by=entry.by, about=about)
+
+
+def _signal(name: str) -> str:
+    """Say what a signal means: those of messages have names of their own."""
+    if not is_child(name):
+        return name
+    source = source_of(name)
+    return f"message {source.id} of {topic_of(source.part) or 'no topic'}"
 
 
 async def follow(

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.admin.fanout import ask_all
-from mx_rmq.admin.limits import HeldBack, held_back, held_back_topic, rate_in
+from mx_rmq.admin.held_back import HeldBack, held_back, held_back_topic, held_back_words
+from mx_rmq.admin.limits import rate_in
 from mx_rmq.core import codec
 from mx_rmq.core.errors import DecodeError, InvalidInput
-from mx_rmq.core.text import took
 from mx_rmq.store.results import decoded
 
 if TYPE_CHECKING:
@@ -35,17 +35,17 @@ class KeyView:
     waiting: int
     oldest: float | None  # seconds that its first message has waited; None: nothing waits
     running: int | None
-    """Messages in processing, and failed ones for whose next attempt the line waits. None: unknown,
-    of messages without a key."""
+    """Messages in processing, and failed ones whose next attempt the line waits for. None: unknown,
+    because these messages have no key."""
     share: float  # its part of all pending messages of the topic, 0 to 1
     limited_by: HeldBack | None = None  # why its next message may not start now
     running_limit: int | None = None  # in force, set or declared
     rate: Rate | None = None  # in force, set or declared
     weight: float = 1.0
     unattended: float | None = None
-    """Seconds for which it could have started and no worker has looked at it; None: it has a turn,
-    or waits for its limit. Workers without room look at nothing."""
-    turnless: bool = False  # it waits, but has no turn and no limit to wait for: that is a fault
+    """For how many seconds it could have started without any worker checking it; None: it has a
+    turn, or waits for its limit. Workers without room check nothing."""
+    turnless: bool = False  # it waits without a turn or a limit to wait for: this is a fault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,13 +62,13 @@ class KeyList:
 
 
 async def read_keys(store: Store, topic: str, parts: Sequence[str], limit: int) -> KeyList:
-    """Return the keys with the most waiting, and those with limits of their own."""
+    """Return the keys with the most waiting, and those with their own limits."""
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MOST_KEYS:
         raise InvalidInput(f"limit={limit!r:.80} is not between 1 and {MOST_KEYS}")
 
     async def read(part: str) -> _PartKeys:
         busiest = await store.views.lines.busiest(part, limit)
-        own, _ = await store.views.lines.all_set(part)
+        own, _ = await store.views.lines.limits_of_keys(part)
         paused_first = sorted(own, key=lambda key: (own[key].until is None, key))
         return await _read(store, part, [*dict.fromkeys([*busiest, *paused_first[:limit]])])
 
@@ -77,7 +77,7 @@ async def read_keys(store: Store, topic: str, parts: Sequence[str], limit: int) 
 
 
 async def read_key(store: Store, topic: str, parts: Sequence[str], key: str) -> KeyView:
-    """Return the line of one key, even if it has nothing in line."""
+    """Return the line of one key, even if it is empty."""
     name = key.encode()
     found = await ask_all(parts, lambda part: _read(store, part, [name], plain=False))
     return _merged(topic, found, 1).keys[0]
@@ -96,9 +96,9 @@ class _PartKeys:
 async def _read(
     store: Store, part: str, wanted: Sequence[bytes], *, plain: bool = True
 ) -> _PartKeys:
-    lines = await store.views.lines.lines(part)
+    lines = await store.views.lines.topic_lines(part)
     counts = await store.views.counts(part)
-    keys = [_view(one, lines) for one in await store.views.lines.read(part, wanted)]
+    keys = [_view(one, lines) for one in await store.views.lines.key_lines(part, wanted)]
     if plain and (without := counts.pending - lines.waiting) > 0:
         records = await store.views.pages.next_records(part, lines=False)
         oldest = max((_waited(one, lines) or 0 for one in records), default=None)
@@ -107,7 +107,7 @@ async def _read(
 
 
 def _view(line: KeyLine, lines: TopicLines) -> KeyView:
-    bound = line.set.bound.else_of(lines.per_key)
+    bound = line.set.bound.or_declared(lines.per_key)
     oldest = _waited(line.record, lines)
     unattended = None
     turnless = bool(line.waiting) and line.turn is None and line.blocked is None
@@ -191,18 +191,3 @@ def limited_by(view: KeyView, *, now: float) -> str:
     if view.limited_by is None:
         return ""
     return held_back_words(view.limited_by, view.running, view.running_limit, view.rate, now=now)
-
-
-def held_back_words(
-    held: HeldBack, running: int | None, most: int | None, rate: Rate | None, *, now: float
-) -> str:
-    """Say what holds back a key or a topic, with the limit that does."""
-    if held.by == "running" and not most:
-        return "limited to 0 running"
-    limit = ""
-    if held.by == "running":
-        limit = f" {running or 0:,} of {most:,}"
-    elif held.by == "rate" and rate is not None:
-        limit = f" {rate}"
-    left = "" if held.until is None else f" for {took(max(0.0, held.until - now))}"
-    return f"{held.by}{limit}{left}" + (f": {held.reason}" if held.reason else "")

@@ -52,7 +52,9 @@ async def read_page(
     """Return the next page. With a filter, it ends when it is full or `look` messages were read."""
     check_count(limit)
     if not filter:
-        filter, look, step, most_bytes = Filter(), limit, limit, PAGE_BYTES
+        # Messages that wait are in the index of delayed ones, too, and are skipped there.
+        look = LOOK if state is State.DELAYED else limit
+        filter, step, most_bytes = Filter(), limit, PAGE_BYTES
     elif isinstance(look, bool) or not isinstance(look, int) or look < 1:
         raise InvalidInput(f"look={look!r:.80} must be a whole number of at least 1")
     else:

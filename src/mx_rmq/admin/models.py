@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from mx_rmq.admin.steps import StepsView, WaitView, steps_view
 from mx_rmq.core import codec
 from mx_rmq.core.errors import DecodeError, NewerRecord
 from mx_rmq.core.message import State
@@ -36,7 +37,7 @@ class Cancelled(StrEnum):
     """The result of a cancel. Only DONE is true."""
 
     DONE = "cancelled"
-    ABSENT = "absent"  # neither pending nor delayed: finished, dead, quarantined or never there
+    ABSENT = "absent"  # not pending, delayed or waiting: finished, dead, quarantined or never there
     PROCESSING = "processing"  # too late, a worker has it; it can be discarded if it dies
 
     def __bool__(self) -> bool:
@@ -86,6 +87,10 @@ class MessageView:
     """What its handler last reported with `delivery.progress`, a share from 0 to 1. Only
     `admin.get` reads this and the note."""
     note: str = ""
+    steps: StepsView | None = None  # how far it is; None: its work is one handler call
+    wait: WaitView | None = None  # what it waits for; None: it is not waiting
+    signals: tuple[str, ...] = ()
+    """The signals that have come for it, at most 100. Only `admin.get` reads them."""
     archived_at: float | None = None  # when it became dead, quarantined or completed
     error_type: str = ""  # why it is quarantined: the type of the error
     error: str = ""  # and its text
@@ -148,6 +153,7 @@ class Doing:
     handler: str  # module and qualified name of the function
     attempt: int  # 1 for the first
     seconds: float  # how long it had been running then
+    batch: int | None = None  # messages of this call, if it is a batch; `id` is the first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +172,8 @@ class WorkerView:
     doing: tuple[Doing, ...] = ()  # what it runs, the longest first, at most 20
     version: str = ""  # its release of mx-rmq; empty: before 2.0
     down: dict[str, str] = field(default_factory=dict)  # parts being restarted, and why
+    batches: dict[str, int] = field(default_factory=dict)
+    """Its topics with a batch handler, and how many messages that gets at most."""
 
     @property
     def alive(self) -> bool:
@@ -195,20 +203,25 @@ def message_view(part: str, found: Found) -> MessageView:
             length = len(raw)
             fields |= _result_fields(kept, raw)
         else:
-            fields |= _message_fields(codec.decode(raw, topic, found.id))
+            message = codec.decode(raw, topic, found.id)
+            fields |= _message_fields(message)
+            fields["steps"] = steps_view(message)
     except DecodeError as error:
         fields.update(broken=error.reason, newer=isinstance(error, NewerRecord))
     if found.lease is not None:
         lease, _, _ = found.lease.decode("utf-8", "backslashreplace").partition(" ")
         token, _, worker = lease.partition(":")
         fields.update(worker=worker, token=int(token) if is_number(token) else None)
+    waits = found.state is State.WAITING
+    if waits:
+        fields["wait"] = WaitView(since=seconds(found.since), until=seconds(found.due))
     return MessageView(
         id=found.id,
         topic=topic,
         state=found.state,
         raw=raw,
         length=length,
-        due=seconds(found.due),
+        due=None if waits else seconds(found.due),
         lease_deadline=seconds(found.deadline),
         archived_at=seconds(found.archived),
         partition=number_of(part),
@@ -272,7 +285,13 @@ def worker_view(seen: WorkerSeen) -> WorkerView:
         doing=_doing(info.get("doing")),
         version=str(info.get("version", "")),
         down={str(part): str(why) for part, why in down.items()} if isinstance(down, dict) else {},
+        batches=_batches(info.get("batches")),
     )
+
+
+def _batches(reported: object) -> dict[str, int]:
+    known = reported if isinstance(reported, dict) else {}
+    return {str(topic): size for topic, size in known.items() if isinstance(size, int)}
 
 
 def _doing(reported: object) -> tuple[Doing, ...]:

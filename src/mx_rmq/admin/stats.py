@@ -37,6 +37,9 @@ class Totals:
     completed: int = 0
     retried: int = 0
     snoozed: int = 0  # their handler asked for them later
+    parked: int = 0  # they waited for signals or for other messages
+    noted: int = 0  # steps that were noted
+    signalled: int = 0  # signals that were kept
     died: int = 0  # including aborted ones
     aborted: int = 0
     quarantined: int = 0
@@ -45,6 +48,8 @@ class Totals:
     postponed: int = 0  # handed back, because only a newer release can read them
     taken_over: int = 0
     replaced: int = 0  # by a produce with the same id
+    fanned_out: int = 0  # copied to every subscription
+    duplicate: int = 0  # not copied: the subscription had a message with this id
     requeued: int = 0
     discarded: int = 0
     cancelled: int = 0
@@ -81,6 +86,7 @@ class Stats:
     """How many seconds ago the first lease ran out; None: none has. A worker takes the message over
     at once, or within about 40 seconds if no worker serves the topic."""
     partitions: int = 1
+    waiting: int = 0  # for signals or for other messages
     completed: int = 0
     """Results that are kept. Expired ones count until a worker has dropped them: within about ten
     seconds, or a minute if no worker serves the topic."""
@@ -98,12 +104,14 @@ class Stats:
     declares one."""
     held_back: bool = False  # a limit of the topic, or a pause for a while, lets nothing start now
     pause_reason: str = ""  # why it is paused, if the operator said so
+    subscriptions: tuple[str, ...] = ()
     totals: Totals = field(default_factory=Totals)
 
     @property
     def total(self) -> int:
         """How many messages there are, in any state but completed."""
-        return self.pending + self.processing + self.delayed + self.dead + self.quarantined
+        live = self.pending + self.processing + self.delayed + self.waiting
+        return live + self.dead + self.quarantined
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +166,7 @@ async def count_topic(store: Store, topic: str, parts: Sequence[str]) -> Stats:
         running_limit=sum(filter(None, limits)) if None not in limits else None,
         held_back=any(one.is_held_back for one in lines),
         pause_reason=paused[0].set.reason if paused else "",
+        subscriptions=counts[0].subscriptions,
         totals=_totals(one.ever for one in counts),
     )
 
@@ -172,7 +181,7 @@ class _PartCount(NamedTuple):
 
 async def _count(store: Store, part: str) -> _PartCount:
     counts = await store.views.counts(part)
-    lines = await store.views.lines.counted(part, counts)
+    lines = await store.views.lines.counted_lines(part, counts)
     in_lines = bool(lines.waiting)
     records = await store.views.pages.next_records(part, lines=in_lines) if counts.pending else []
     ready = [at for at in map(_ready_at, records) if at is not None]
@@ -211,7 +220,10 @@ async def count_between(
         if state is State.PENDING:
             return (await store.views.counts(part)).pending
         pages, each = store.views.pages, range(levels(state))
-        return sum([await pages.count(part, state, level, low, high) for level in each])
+        found = sum([await pages.count(part, state, level, low, high) for level in each])
+        if state is State.DELAYED:  # those that wait are in its index, too
+            found -= await store.views.waits.count_ends(part, low, high)
+        return found
 
     return sum(await ask_all(parts, count))
 

@@ -21,8 +21,8 @@ async def abort(admin: Admin, reason: str | None, **options: Any) -> int:
     """Move the messages IDS of TOPIC to the dead letters, and stop their handlers.
 
     With --all, move every message in --state that matches the filters. To undo it, requeue them.
-    Exit code 1: some IDS are not pending, delayed or processing. 2: failed. 130: interrupted;
-    each message is either aborted or unchanged.
+    Exit code 1: some IDS are not pending, delayed, waiting or processing. 2: failed. 130:
+    interrupted; each message is either aborted or unchanged.
     """
     one = partial(admin.abort, reason=reason or "")
     many = partial(admin.abort_all, reason=reason or "")

@@ -8,19 +8,19 @@ import click
 
 from mx_rmq.cli.actions import Action, act, acts_on
 from mx_rmq.core.errors import InvalidInput
-from mx_rmq.core.message import WAITING
+from mx_rmq.core.message import UNSTARTED
 
 if TYPE_CHECKING:
     from mx_rmq.admin import Admin
 
 
 @click.command
-@acts_on(WAITING)
+@acts_on(UNSTARTED)
 async def cancel(admin: Admin, **options: Any) -> int:
     """Remove the messages IDS of TOPIC that no worker has started.
 
     With --all, remove every message in --state that matches the filters: pending messages newest
-    first, delayed messages by due time. Exit code 1: some IDS are neither pending nor delayed.
+    first, delayed messages by due time. Exit code 1: some IDS are not pending, delayed or waiting.
     2: failed, or a worker is processing a message. 130: interrupted; each message is either removed
     or unchanged.
     """
@@ -32,5 +32,7 @@ async def cancel(admin: Admin, **options: Any) -> int:
             raise InvalidInput(f"message {id!r} is in processing: a worker has started it")
         return bool(answer)
 
-    action = Action(verb="cancel", done="cancelled", states=WAITING, one=one, many=admin.cancel_all)
+    action = Action(
+        verb="cancel", done="cancelled", states=UNSTARTED, one=one, many=admin.cancel_all
+    )
     return await act(admin, action, **options)

@@ -54,7 +54,9 @@ def check_directory(settings: QueueSettings) -> None:
     """Refuse an embedded server that does not exist: a mistyped path must not create one."""
     directory = settings.url.removeprefix(EMBEDDED)
     if directory != settings.url and not Path(directory).is_dir():
-        raise InvalidInput(f"no such directory: {directory}")
+        raise InvalidInput(
+            f"no such directory: {directory}; start a server there with: mx-rmq server {directory}"
+        )
 
 
 @asynccontextmanager

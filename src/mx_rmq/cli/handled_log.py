@@ -1,9 +1,9 @@
 """What `mx-rmq worker` logs about the messages that it handled.
 
-While there are few, each message that is completed, snoozed or released gets a line; `EventLog` has
-one for every other outcome. When there are many, each topic gets a line every ten seconds that
-counts all outcomes. Completed messages are then counted per call, because an event for each would
-slow the worker down.
+While there are few, each message that is completed, snoozed, parked or released gets a line;
+`EventLog` has one for every other outcome. When there are many, each topic gets a line every ten
+seconds that counts all outcomes. Completed messages are then counted per call, because an event for
+each would slow the worker down.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TOPICS: Final = 10  # topics that get a separate line in a summary: the busiest
 UNCOUNTED: Final = [kind for kind in OUTCOMES if kind is not events.Completed]
 """Outcomes that need an event each; completed messages are counted per call."""
 
-_Line = events.Completed | events.Snoozed | events.Released
+_Line = events.Completed | events.Snoozed | events.Parked | events.Released
 _LINES: Final = get_args(_Line)
 
 
@@ -141,6 +141,11 @@ def _log_line(event: _Line) -> None:
         why = f": {event.reason}" if event.reason else ""
         log = logger.about({"mx_rmq": about})
         log.info("%s %s: snoozed for %g s%s", event.topic, event.id, event.delay, why)
+        return
+    if isinstance(event, events.Parked):
+        most = "" if event.timeout is None else f", at most {event.timeout:g} s"
+        log = logger.about({"mx_rmq": about})
+        log.info("%s %s: waits %s%s", event.topic, event.id, event.reason, most)
         return
     again = f" (attempt {event.attempt})" if event.attempt > 1 else ""
     log = logger.about(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 COLOURS: Final = {
     "completed": "green",
-    **dict.fromkeys(("retried", "snoozed", "taken_over", "postponed"), "yellow"),
+    **dict.fromkeys(("retried", "snoozed", "parked", "taken_over", "postponed"), "yellow"),
     **dict.fromkeys(("aborted", "died", "quarantined"), "red"),
 }
 

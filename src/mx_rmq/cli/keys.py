@@ -19,19 +19,19 @@ NO_KEY = "(no key)"  # a key of this name is not a problem: the table is for peo
 
 @click.command
 @with_topic
-@click.option("--key", help="Only this key, even if nothing of it waits.")
+@click.option("--key", help="Only this key, even if no message of it waits.")
 @click.option(
     "--limit", type=int, default=20, show_default=True, help="How many keys at most, up to 200."
 )
 @as_json
 @on_admin
 async def keys(admin: Admin, topic: str, key: str | None, limit: int, as_json: bool) -> int:
-    """List the keys of TOPIC with the most messages waiting, then those with limits of their own.
+    """List the keys of TOPIC with the most messages waiting, then those with their own limits.
 
-    "oldest" is how long a key's next message has waited. "share" is the key's part of all messages
-    that wait. "limited by" says why its next message may not start now; if it is empty, the key
-    waits for its turn. If there are too many keys to list and more than 1,000 messages have one,
-    the keys with the most are found in a random sample of 1,000 messages.
+    "oldest" is how long a key's next message has waited. "share" is the key's part of all waiting
+    messages. "limited by" says why its next message may not start now; if it is empty, the key
+    waits for its turn. If there are more keys than --limit, and more than 1,000 messages have one,
+    the busiest keys are found in a random sample of 1,000 messages.
     """
     if key is not None:
         view, now = await admin.key(topic, key), await admin.now()
@@ -52,7 +52,10 @@ async def keys(admin: Admin, topic: str, key: str | None, limit: int, as_json: b
     else:
         say("no keys")
     if found.held_back is not None:
-        say(f"the topic is held back: {await _why(admin, topic, found.at)}")
+        from mx_rmq.admin.limits import topic_limited_by
+
+        if why := topic_limited_by(await admin.limits(topic), now=found.at):  # else not any more
+            say(f"the topic is held back: {why}")
     if found.partial:
         limited = f"{found.blocked:,} of them limited"
         say(f"{count(found.waiting, 'key')} waiting, {limited}; not all shown")
@@ -63,16 +66,6 @@ def key_document(view: KeyView) -> dict[str, Any]:
     """Return a key for JSON."""
     document = asdict(view)
     return document | {"rate": None if view.rate is None else str(view.rate)}
-
-
-async def _why(admin: Admin, topic: str, now: float) -> str:
-    from mx_rmq.admin.keys import held_back_words
-
-    limits = await admin.limits(topic)
-    if limits.held_back is None:  # not any more
-        return "it was held back a moment ago"
-    most = limits.in_force
-    return held_back_words(limits.held_back, limits.running, most.running, most.rate, now=now)
 
 
 def _table(found: list[KeyView], now: float) -> Table:

@@ -59,6 +59,8 @@ async def limit(
     changes: dict[str, Any] = {
         name: None if value == NONE else value for name, value in given.items() if value is not None
     }
+    if "weight" in changes and key is None:
+        raise click.UsageError("--weight needs --key: it says how many turns that key gets.")
     if changes:
         await admin.limit(topic, key, **changes)
     found = await admin.limits(topic, key)
@@ -70,8 +72,7 @@ async def limit(
 
 
 def _print(found: LimitsView, key: str | None, now: float) -> None:
-    from mx_rmq.admin.keys import held_back_words
-    from mx_rmq.admin.limits import limit_words
+    from mx_rmq.admin.limits import limit_words, topic_limited_by
 
     facts = [
         ("declared", limit_words(found.declared)),
@@ -79,17 +80,15 @@ def _print(found: LimitsView, key: str | None, now: float) -> None:
         ("set", limit_words(found.set)),
     ]
     if key is not None and key not in found.keys:
-        facts.append((f"key {key}", ""))
-    facts += [(f"key {name}", limit_words(view)) for name, view in found.keys.items()]
+        facts.append((f"set for key {key}", ""))
+    facts += [(f"set for key {name}", limit_words(view)) for name, view in found.keys.items()]
     say(f"{found.topic}: {found.running:,} running")
     for name, text in facts:
-        say(f"  {name}: {text or 'no limits'}")
+        say(f"  {name}: {text or 'nothing'}")
     if found.more:
-        say("  and more keys")
-    if (held := found.held_back) is not None:
-        most = found.in_force
-        words = held_back_words(held, found.running, most.running, most.rate, now=now)
-        say(f"  held back: {words}")
+        say("  and other keys")
+    if why := topic_limited_by(found, now=now):
+        say(f"  held back: {why}")
 
 
 def limits_document(found: LimitsView) -> dict[str, Any]:

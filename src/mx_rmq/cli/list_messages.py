@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 TIME_OF: Final = {
     State.PENDING: ("created", "created_at"),
     State.DELAYED: ("due", "due"),
+    State.WAITING: ("since", "since"),
     State.PROCESSING: ("lease until", "lease_deadline"),
     State.DEAD: ("died", "archived_at"),
     State.QUARANTINED: ("set aside", "archived_at"),
@@ -51,8 +52,8 @@ async def list_messages(
     """List the messages of TOPIC in a given state, page by page.
 
     Pending messages are listed in dispatch order, with partitions taking turns, and then those with
-    a key, line by line; delayed messages by due time; messages in processing by the end of their
-    lease. All others are listed newest first.
+    a key, line by line; delayed messages by due time; waiting messages by how long they have
+    waited; messages in processing by the end of their lease. All others are listed newest first.
     Completed messages are those whose results are kept; the table shows these results.
     --since and --until filter by the time in the table. Exit code 2: failed.
     """
@@ -70,7 +71,7 @@ async def list_messages(
     key = ("key",) if any(one.key for one in page.messages) else ()
     columns = ("id", *key, "priority", "attempts", title, "note", content)
     if page.messages:
-        rows = [_row(one, getattr(one, time), bool(key)) for one in page.messages]
+        rows = [_row(one, getattr(one.wait or one, time), bool(key)) for one in page.messages]
         spare = ("priority", content) if any(row[-2] for row in rows) else ("priority",)
         show_table(Table(columns, rows, spare=spare, long=("key", "note", content)))
     else:
@@ -119,6 +120,10 @@ def _note(message: MessageView) -> str:
         return f"{message.error_type}: {message.error}"
     if message.unreadable:
         return f"unreadable: {message.unreadable}"
+    if message.wait is not None:
+        from mx_rmq.admin.steps import what_it_awaits
+
+        return what_it_awaits(message.steps, message.wait)
     if message.state is State.PROCESSING:
         return short_worker(message.worker)
     if message.reason or not message.errors:

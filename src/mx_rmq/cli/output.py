@@ -66,6 +66,11 @@ def message_document(message: MessageView, *, raw: bool) -> dict[str, Any]:
     document = asdict(message)
     for name in ("content", "broken") if raw else ("content", "broken", "raw"):
         del document[name]
+    if message.steps is None:
+        del document["steps"]
+    else:
+        values = {one.name: one.value for one in message.steps.done} if raw else None
+        document["steps"]["done"] = values or [one.name for one in message.steps.done]
     first = {name: document.pop(name) for name in ("id", "topic", "state")}
     return {**first, "payload": message.payload, "unreadable": message.unreadable, **document}
 

@@ -19,6 +19,7 @@ from mx_rmq.cli.output import (
     when,
 )
 from mx_rmq.cli.program import CommandFailed
+from mx_rmq.cli.steps import print_steps
 from mx_rmq.core.message import State
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ async def show(admin: Admin, words: tuple[str, ...], as_json: bool) -> int:
         print_json(_document(message, history, begins))
     elif message is not None:
         _print_facts(message)
+        print_steps(message)
         _print_failures(message)
         print_history(history, begins, await admin.now(), message.created_at)
         what = "result:" if message.state is State.COMPLETED else "payload:"

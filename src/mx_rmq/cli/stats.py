@@ -120,7 +120,7 @@ def _table(
     found: list[Stats], notes: dict[str, list[str]], rates: dict[str, Rates] | None = None
 ) -> Table:
     """Return a table of topics. With `rates`, even empty ones, it has columns for them."""
-    states = ("pending", "processing", "delayed", "dead", "quarantined")
+    states = ("pending", "processing", "delayed", "waiting", "dead", "quarantined")
     per_second = () if rates is None else ("in/s", "out/s", "failed/s")
     return Table(
         ("topic", *states, "oldest", *per_second, ""),

@@ -46,7 +46,7 @@ def _workers(found: list[WorkerView]) -> Table:
                 short_worker(one.name),
                 one.host,
                 None if one.pid is None else str(one.pid),
-                ", ".join(one.topics),
+                ", ".join(_topic(one, topic) for topic in one.topics),
                 one.running,
                 one.held,
                 one.concurrency,
@@ -60,6 +60,12 @@ def _workers(found: list[WorkerView]) -> Table:
     )
 
 
+def _topic(one: WorkerView, topic: str) -> str:
+    """Return a topic of a worker, with the size of its batches, if it has a batch handler."""
+    size = one.batches.get(topic)
+    return topic if size is None else f"{topic} (batch {size:,})"
+
+
 def _running(found: list[WorkerView]) -> Table:
     """Return the running handlers. A worker that runs none has a line, too."""
     rows: list[tuple[object, ...]] = []
@@ -69,7 +75,7 @@ def _running(found: list[WorkerView]) -> Table:
             (
                 name,
                 run.topic,
-                run.id,
+                run.id if run.batch is None else f"{run.id} and {run.batch - 1:,} more",
                 run.handler,
                 run.attempt,
                 duration(run.seconds),

@@ -15,9 +15,12 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from mx_rmq.core.errors import DecodeError, InvalidInput, NewerRecord, PayloadTooLarge
-from mx_rmq.core.message import VERSION, Extended, Message, Priority
+from mx_rmq.core.message import WITH_STEPS, Extended, Message, Priority
+from mx_rmq.core.partition import base_topic
 
 MAX_DEPTH: Final = 64  # levels of nesting in a payload; more breaks other JSON readers
+
+STEPS_DEPTH: Final = 12  # how deep in a record the payload of a message of its flow may be
 
 _STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"?')
 _INNERMOST: Final = re.compile(rb"\{\}|\[\]")
@@ -106,19 +109,25 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes, topic: str | None = None, id: str | None = None) -> Message:
-    """Decode a record. With `topic` and `id`, refuse that of another message."""
+    """Decode a record. With `topic` and `id`, refuse that of another message.
+
+    The record of a subscription's message names the topic that it was produced to.
+    """
     try:
         if not data.isascii():
             data.decode()  # the payload stays raw, so nothing else checks it
         message = _decoder.decode(data)
     except _UNREADABLE as error:
         message = _extended(data, error)
-    if message.v > VERSION:
+    if message.v > WITH_STEPS:
         raise NewerRecord(_newer(message.v), data)
     # msgspec's own limit depends on the interpreter. The payload is one level inside the record.
-    if data.count(b"{") + data.count(b"[") > MAX_DEPTH and _deeper_than(data, MAX_DEPTH + 1):
+    depth = MAX_DEPTH + (STEPS_DEPTH if message.steps else 1)
+    if data.count(b"{") + data.count(b"[") > MAX_DEPTH and _deeper_than(data, depth):
         raise DecodeError(f"not a message record: {_TOO_DEEP}", data)
-    if id is not None and (message.id != id or message.topic != topic):
+    if id is not None and (
+        message.id != id or (message.topic != topic and message.topic != base_topic(topic or ""))
+    ):
         raise DecodeError(
             f"the record stored under id {id!r:.80} of topic {topic!r} contains "
             f"id {message.id[:80]!r}, topic {message.topic[:80]!r}",
@@ -131,7 +140,7 @@ def _extended(data: bytes, error: Exception) -> Message:
     """Decode a record with fields that we do not know, or refuse it."""
     try:
         version = _version_decoder.decode(data).v
-        if version > VERSION:
+        if version > WITH_STEPS:
             raise NewerRecord(_newer(version), data) from error
         data.decode()
         fields = _fields_decoder.decode(data)
@@ -216,4 +225,4 @@ def glance(data: bytes) -> Glance:
 
 
 def _newer(version: int) -> str:
-    return f"record format {version} is newer than {VERSION}, the newest this release reads"
+    return f"record format {version} is newer than {WITH_STEPS}, the newest this release reads"

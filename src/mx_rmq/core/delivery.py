@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from mx_rmq.core.durations import SHORTEST, Seconds, as_seconds
+from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.status import ProgressNote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from mx_rmq.core.outgoing import ProduceOptions
 
 
 class Delivery:
@@ -17,6 +20,7 @@ class Delivery:
     __slots__ = (
         "_extend",
         "_progress",
+        "_steps",
         "attempt",
         "created_at",
         "deadline",
@@ -25,6 +29,7 @@ class Delivery:
         "id",
         "key",
         "payload",
+        "subscription",
         "topic",
     )
 
@@ -42,9 +47,13 @@ class Delivery:
         extend: Callable[[float], float | None],
         key: str | None = None,
         progress: Callable[[ProgressNote], None] | None = None,
+        steps: Callable[[], Any] | None = None,
+        subscription: str | None = None,
     ) -> None:
         self.id = id
         self.topic = topic
+        self.subscription = subscription
+        """Which subscription of the topic got this copy; None: the handler is a plain one."""
         self.key = key
         """As produced; None: the message has no key."""
         self.payload = payload
@@ -59,6 +68,7 @@ class Delivery:
         """When the handler times out; None: it has no timeout."""
         self._extend = extend
         self._progress = progress
+        self._steps = steps
 
     def extend(self, seconds: Seconds) -> None:
         """Give the handler this much time from now. The worker extends its lease in any case."""
@@ -73,6 +83,61 @@ class Delivery:
         report = ProgressNote.of(share, note)
         if self._progress is not None:
             self._progress(report)
+
+    # more than one step
+
+    async def step(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function once per message, and return its value.
+
+        The value is kept with the message: when the handler runs again, it is returned without a
+        call. It must have a JSON form, in which it is returned every time. A plain function is
+        called in a thread. Two steps of a message need different names.
+        """
+        return await self._work("step").step(name, function, *args)
+
+    async def sleep(self, name: str, seconds: Seconds) -> None:
+        """Sleep without holding a slot or a lease, and without counting an attempt.
+
+        The handler ends here. When the time has passed it runs again from its beginning; finished
+        steps return what was kept.
+        """
+        await self._work("sleep").sleep(name, seconds)
+
+    async def wait(self, name: str, timeout: Seconds | None = None, type: Any = Any) -> Any:  # noqa: ASYNC109 - it raises TimeoutError
+        """Wait for `mq.signal(topic, id, name, value)`, and return the value as `type`.
+
+        Like `sleep`, this ends the handler; it runs again when the signal has come, or raises
+        TimeoutError here when the timeout has passed. A signal that came first is not lost.
+        """
+        return await self._work("wait").wait(name, timeout, type)
+
+    def produce(
+        self,
+        topic: str,
+        payload: Any,
+        *,
+        id: str | None = None,
+        key: str | None = None,
+        **options: Unpack[ProduceOptions],
+    ) -> str:
+        """Produce a message when this one completes, and return its id. Not awaited.
+
+        Nothing is produced if the handler fails. However often the handler runs, the message is
+        produced once: its id is made of this message's id.
+        """
+        made: str = self._work("produce").produce(topic, payload, options, id=id, key=key)
+        return made
+
+    @property
+    def results(self) -> list[Any]:
+        """What the messages in `after` returned, in their order; None for a dead one."""
+        found: list[Any] = self._work("results").results
+        return found
+
+    def _work(self, what: str) -> Any:
+        if self._steps is None:
+            raise InvalidInput(f"delivery.{what} works only while a worker runs the handler")
+        return self._steps()
 
     def __repr__(self) -> str:
         return f"<Delivery {self.id} of {self.topic}, attempt {self.attempt}, fence {self.fence}>"

@@ -26,7 +26,7 @@ Scope = Literal["message", "worker"]
 Overrides = dict[Callable[..., Any], Callable[..., Any]]
 
 PAYLOAD: Final = 0  # where a plan finds the payload among its values
-DELIVERY: Final = 1
+DELIVERY: Final = 1  # or the Batch
 _FIRST: Final = 2  # where the values of providers begin
 
 
@@ -116,6 +116,7 @@ class Dependencies:
 
     title: str
     is_async: bool
+    batch: bool  # it has no Delivery, but a Batch
     arguments: tuple[Argument, ...]
 
     def plan(self, overrides: Overrides) -> Plan:
@@ -136,7 +137,7 @@ class Dependencies:
                 replaced = (*replaced, provider.function)
                 where = f"{self.title}: dependency_overrides[{provider.name}]"
                 replacement = Depends(overrides[provider.function], scope=provider.scope)
-                provider = _Reader({}).provider(where, replacement)
+                provider = _Reader({}, self.batch).provider(where, replacement)
             choose(provider.arguments, replaced)
             return order.setdefault((provider.function, provider.scope), provider)
 
@@ -172,12 +173,12 @@ class Dependencies:
 
 
 def read_dependencies(
-    title: str, is_async: bool, parameters: Parameters, names: Mapping[str, Any]
+    title: str, is_async: bool, batch: bool, parameters: Parameters, names: Mapping[str, Any]
 ) -> Dependencies | None:
     """Read what a handler needs, or refuse it; None: nothing. `names`: its local namespace."""
     if not any(isinstance(source, Depends) for _, source in parameters):
         return None
-    return Dependencies(title, is_async, _Reader(names).arguments(title, parameters))
+    return Dependencies(title, is_async, batch, _Reader(names, batch).arguments(title, parameters))
 
 
 def depends_of(parameter: inspect.Parameter, title: str) -> Depends | None:
@@ -204,8 +205,9 @@ def _is_annotated(parameter: inspect.Parameter) -> bool:
 class _Reader:
     """Reads the providers of one handler."""
 
-    def __init__(self, names: Mapping[str, Any]) -> None:
+    def __init__(self, names: Mapping[str, Any], batch: bool) -> None:
         self._names = names
+        self._batch = batch
         self._path: list[tuple[Any, str]] = []  # the providers being read, outermost first
         self._read: dict[tuple[Any, Scope], Provider] = {}
 
@@ -283,15 +285,32 @@ class _Reader:
             annotation = signature.hint(parameter, title, function, self._names)
             parameter = parameter.replace(annotation=annotation)  # noqa: PLW2901 - resolved
             source: Depends | int | None = depends_of(parameter, title)
-            if source is None and signature.is_delivery(parameter):
+            if source is None and self._is_given(title, parameter):
                 source = DELIVERY
             if source is None and signature.is_needed(parameter):
                 name = signature.shown(parameter)
+                given = "Batch" if self._batch else "Delivery"
                 raise InvalidInput(
-                    f"{title} takes {name}, which needs Depends, Delivery or a default"
+                    f"{title} takes {name}, which needs Depends, {given} or a default"
                 )
             found.append((parameter, source))
         return found
+
+    def _is_given(self, title: str, parameter: inspect.Parameter) -> bool:
+        """Return whether a parameter gets the Delivery, or the Batch of a batch handler."""
+        is_delivery, is_batch = signature.is_delivery(parameter), signature.is_batch(parameter)
+        if not is_delivery and not is_batch:
+            return False
+        if is_batch is self._batch:
+            return True
+        if not signature.is_needed(parameter):
+            return False
+        why = (
+            "a Delivery, but it is called once per batch: it can take the Batch"
+            if self._batch
+            else "a Batch, but its handler has no batch="
+        )
+        raise InvalidInput(f"{title} takes {parameter.name}, {why}")
 
 
 def _check_worker_scope(title: str, arguments: tuple[Argument, ...]) -> None:

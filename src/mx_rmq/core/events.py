@@ -1,8 +1,8 @@
 """What happens in a worker: one value per event. Logs, metrics, live views and tests subscribe.
 
 worker    WorkerStarted, WorkerStopping, WorkerStopped
-message   Completed, Retried, Snoozed, Died, Quarantined, Released, Postponed, Replaced, Aborted,
-          Due
+message   Completed, Retried, Snoozed, Parked, Died, Quarantined, Released, Postponed, Replaced,
+          Aborted, Due, BatchHandled
 lease     LeaseLost, TakenOver
 trouble   LoopBlocked, ServerLost, ServerBack, PartDied, PartRestarted, WorkerFailed
 cron      CronFired, CronMissed
@@ -27,8 +27,10 @@ PARTS: Final = (
     "progress",
     "registry",
     "scheduler",
+    "schedules",
     "survey",
     "thread pool",
+    "waiting check",
 )
 """The parts of a worker that the watchdog restarts, as PartDied names them."""
 
@@ -90,6 +92,21 @@ class Snoozed:
     delay: float
     """Seconds until the handler gets it again."""
     reason: str = ""
+    seconds: float | None = None
+    """How long the handler took."""
+    waited: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """The message waits for a signal, or for other messages. No attempt is counted."""
+
+    topic: str
+    id: str
+    timeout: float | None
+    """Seconds until it runs again in any case; None: it waits as long as it takes."""
+    reason: str
+    """What it waits for."""
     seconds: float | None = None
     """How long the handler took."""
     waited: float | None = None
@@ -163,6 +180,19 @@ class Due:
 
     topic: str
     count: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchHandled:
+    """A call of a batch handler has ended. Each message also has its own event."""
+
+    topic: str
+    size: int
+    """How many messages it had."""
+    failed: int
+    """How many of them failed."""
+    seconds: float
+    """How long the call took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +270,8 @@ class CronFired:
     topic: str
     id: str
     tick: float
+    schedule: str = ""
+    """The name of the schedule; empty: the cron is declared in code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,12 +283,15 @@ class CronMissed:
     """The latest of them."""
     ticks: int = 1
     """How many; at most 1,000 are counted."""
+    schedule: str = ""
+    """The name of the schedule; empty: the cron is declared in code."""
 
 
 OUTCOMES: Final = {
     Completed: "completed",
     Retried: "retried",
     Snoozed: "snoozed",
+    Parked: "parked",
     Died: "dead",
     Quarantined: "quarantined",
     Released: "released",
@@ -273,6 +308,7 @@ Event = (
     | Completed
     | Retried
     | Snoozed
+    | Parked
     | Died
     | Quarantined
     | Released
@@ -280,6 +316,7 @@ Event = (
     | Aborted
     | Replaced
     | Due
+    | BatchHandled
     | LeaseLost
     | TakenOver
     | LoopBlocked

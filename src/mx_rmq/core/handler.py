@@ -8,7 +8,18 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass
 from math import ceil
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict, Unpack
+from types import NoneType, UnionType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    NamedTuple,
+    TypedDict,
+    Union,
+    Unpack,
+    get_args,
+    get_origin,
+)
 
 from mx_rmq.core import signature
 from mx_rmq.core.dependencies import (
@@ -22,7 +33,7 @@ from mx_rmq.core.dependencies import (
 from mx_rmq.core.durations import SHORTEST, Seconds, as_seconds
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.limits import Limit, declared
-from mx_rmq.core.names import check_topic
+from mx_rmq.core.names import check_subscription, check_topic
 from mx_rmq.core.partition import check_partitions
 from mx_rmq.core.payload import Decode, decoder, type_name
 from mx_rmq.core.retry import Exponential, Policy, policy_of
@@ -31,10 +42,13 @@ from mx_rmq.core.text import shown
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from mx_rmq.core.batch import Batch
     from mx_rmq.core.delivery import Delivery
     from mx_rmq.core.retry import RetryOption
 
 MAX_CRASHES: Final = 3  # crashes after which a message is dead, unless the handler overrides it
+MAX_BATCH: Final = 10_000  # messages of one call: the event loop decodes them in one go
+LONGEST_LINGER: Final = 3600.0  # seconds
 
 _ANNOTATED: Final[Any] = object()  # the payload's type is its annotation
 _DEFAULT_RETRY: Final = Exponential()
@@ -46,6 +60,8 @@ _MAY_BE_NONE: Final = (
     "result_ttl",
     "limit",
     "per_key",
+    "batch",
+    "linger",
 )
 
 
@@ -60,30 +76,38 @@ class CronOptions(TypedDict, total=False):
     limit: Limit | None
 
 
-class HandlerOptions(CronOptions, total=False):
-    """The options of `mq.handler`, with those of `CronOptions`."""
+class MessageOptions(CronOptions, total=False):
+    """The options of handlers that take one message per call, with those of `CronOptions`."""
 
     concurrency: int | None
     partitions: int | None
     result_ttl: Seconds | None
     per_key: Limit | None
+    subscription: str | None
+
+
+class HandlerOptions(MessageOptions, total=False):
+    """The options of `mq.handler`, with those of `MessageOptions`."""
+
+    batch: int | None
+    linger: Seconds | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Handler:
-    """The function that handles the messages of a topic, and its options."""
+    """The function that handles the messages of a topic or a subscription, and its options."""
 
-    topic: str
+    topic: str  # of a subscription: topic@name
     function: Callable[..., Any]
     name: str  # module and qualified name of the function
     is_async: bool  # any other function is called in a thread
     wants_payload: bool  # false only for cron
-    wants_delivery: bool
-    delivery_first: bool  # true if the Delivery comes before the payload
-    payload_type: Any  # the payload's annotation; Any: the decoded JSON, unchanged
+    wants_delivery: bool  # or the Batch, if it is a batch handler
+    delivery_first: bool  # true if that comes before the payload
+    payload_type: Any  # of one payload, as annotated; Any: the decoded JSON, unchanged
     decode: Decode
     dependencies: Dependencies | None = None  # None: it has no parameters with Depends
-    concurrency: int | None = None  # messages at a time per worker; None: the worker's own limit
+    concurrency: int | None = None  # calls at a time per worker; None: the worker's own limit
     timeout: float | None = None  # seconds for one attempt; None: no limit
     ttl: float | None = None  # seconds until a message without its own ttl expires; None: never
     max_attempts: int = 5  # failed attempts after which a message is dead
@@ -94,6 +118,9 @@ class Handler:
     """Seconds for which its results are kept; None: not at all."""
     limit: Limit | None = None  # of the topic, over all workers
     per_key: Limit | None = None  # of each key, over all workers
+    subscription: str | None = None  # None: it gets the topic's messages themselves
+    batch: int | None = None  # messages per call, at most; None: it is called with one
+    linger: float | None = None  # seconds to wait for a full batch; None: it does not wait
 
     @property
     def place(self) -> str:
@@ -141,13 +168,20 @@ class Handler:
         without it, the payload's annotation decides.
         """
         check_topic(topic)
+        subscription = options.pop("subscription", None)
+        if subscription is not None:
+            topic = f"{topic}@{check_subscription(subscription)}"
         if not callable(function) or inspect.isclass(function):
             raise _refused(f"{function!r:.80} of topic {topic!r}", "is not a function", cron)
         links = signature.chain(function)
         name = signature.name_of(links)
         is_async = any(inspect.iscoroutinefunction(signature.called(link)) for link in links)
-        shape = _shape(function, name, topic, cron, names or {})
         where = f"handler {name} of topic {topic!r}"
+        checked = {name: _checked(where, name, value) for name, value in options.items()}
+        batch = checked.get("batch") is not None
+        if checked.get("linger") is not None and not batch:
+            raise InvalidInput(f"{where}: linger={options['linger']!r:.80} needs batch=")
+        shape = _shape(function, name, topic, cron, batch, names or {})
         if payload_type is _ANNOTATED:
             payload_type = shape.payload_type
         elif not _accepts(shape.payload_type, payload_type):
@@ -155,7 +189,8 @@ class Handler:
                 f"{where}: it takes {type_name(shape.payload_type)}, "
                 f"but the topic's payload is {type_name(payload_type)}"
             )
-        if shape.result_type is not Any and not _accepts(result_type, shape.result_type):
+        fits = _accepts_list if batch else _accepts
+        if shape.result_type is not Any and not fits(result_type, shape.result_type):
             raise InvalidInput(
                 f"{where}: it returns {type_name(shape.result_type)}, "
                 f"but the topic's result is {type_name(result_type)}"
@@ -170,11 +205,12 @@ class Handler:
             delivery_first=shape.delivery_first,
             payload_type=payload_type,
             decode=decoder(payload_type, where),
-            dependencies=read_dependencies(where, is_async, shape.parameters, names or {}),
-            **{name: _checked(where, name, value) for name, value in options.items()},
+            dependencies=read_dependencies(where, is_async, batch, shape.parameters, names or {}),
+            subscription=subscription,
+            **checked,
         )
 
-    def arguments(self, payload: Any, delivery: Delivery | None) -> tuple[Any, ...]:
+    def arguments(self, payload: Any, delivery: Delivery | Batch | None) -> tuple[Any, ...]:
         if not self.wants_delivery:
             return (payload,) if self.wants_payload else ()
         if not self.wants_payload:
@@ -196,24 +232,31 @@ class _Shape(NamedTuple):
 
 
 def _shape(
-    function: Callable[..., Any], name: str, topic: str, cron: bool, names: Mapping[str, Any]
+    function: Callable[..., Any],
+    name: str,
+    topic: str,
+    cron: bool,
+    batch: bool,
+    names: Mapping[str, Any],
 ) -> _Shape:
     """Read a signature, or refuse it."""
+    given, other = (signature.is_batch, signature.is_delivery)[:: 1 if batch else -1]
+    word, unwanted = ("Batch", "Delivery") if batch else ("Delivery", "Batch")
     try:
         declared = signature.of(function)
     except (TypeError, ValueError) as error:
         title = f"{name}(…) of topic {topic!r}"
-        raise _refused(title, "its signature cannot be inspected", cron) from error
+        raise _refused(title, "its signature cannot be inspected", cron, batch) from error
     listed = ", ".join(map(signature.shown, declared.parameters.values()))
     title = f"{name}({listed}) of topic {topic!r}"
     runs = signature.called(function)
     if inspect.isgeneratorfunction(runs) or inspect.isasyncgenfunction(runs):
-        raise _refused(title, "is a generator function: calling it would not run it", cron)
+        raise _refused(title, "is a generator function: calling it would not run it", cron, batch)
     places: list[inspect.Parameter] = []
     sources: dict[str, Depends | int | None] = {}
     for parameter in declared.parameters.values():
         if parameter.kind in signature.VARIADIC:
-            raise _refused(title, f"takes {signature.shown(parameter)}", cron)
+            raise _refused(title, f"takes {signature.shown(parameter)}", cron, batch)
         annotation = signature.hint(parameter, f"handler {title}", function, names)
         resolved = parameter.replace(annotation=annotation)
         depends = sources[parameter.name] = depends_of(resolved, f"handler {title}")
@@ -221,27 +264,39 @@ def _shape(
             continue
         if parameter.kind is not parameter.KEYWORD_ONLY:
             places.append(resolved)
-        elif signature.is_needed(resolved) or signature.is_delivery(resolved):
+        elif signature.is_needed(resolved) or given(resolved):
             raise _refused(
-                title, f"{parameter.name} is keyword-only; handlers are called by position", cron
+                title,
+                f"{parameter.name} is keyword-only; handlers are called by position",
+                cron,
+                batch,
             )
-    deliveries = [place for place in places if signature.is_delivery(place)]
-    payloads = [place for place in places if not signature.is_delivery(place)]
+    for place in filter(other, places):
+        why = "a batch handler has a Batch" if batch else "only a handler with batch= has one"
+        raise _refused(title, f"{place.name} is a {unwanted}: {why}", cron, batch)
+    deliveries = [place for place in places if given(place)]
+    payloads = [place for place in places if not given(place)]
     needed = [place for place in payloads if signature.is_needed(place)]
     payloads = needed or payloads[: 0 if cron else 1]
     if len(payloads) != (0 if cron else 1):
         count = f"{len(payloads) or 'no'} payload parameter{'' if len(payloads) == 1 else 's'}"
-        raise _refused(title, f"takes {count}", cron)
+        raise _refused(title, f"takes {count}", cron, batch)
     if len(deliveries) > 1:
-        raise _refused(title, f"takes {len(deliveries)} parameters annotated Delivery", cron)
+        raise _refused(title, f"takes {len(deliveries)} parameters annotated {word}", cron, batch)
     taken = payloads + deliveries
     sources |= {place.name: PAYLOAD for place in payloads}
     sources |= {place.name: DELIVERY for place in deliveries}
     for place in places[len(taken) :]:
         if place in taken:
-            raise _refused(title, f"{place.name} comes after a parameter with a default", cron)
+            raise _refused(
+                title, f"{place.name} comes after a parameter with a default", cron, batch
+            )
+    payload_type = payloads[0].annotation if payloads else Any
+    if batch and (payload_type := signature.item_type(payload_type)) is None:
+        annotated = f"annotated as {type_name(payloads[0].annotation)}, not as a list"
+        raise _refused(title, f"{payloads[0].name} is {annotated}", cron, batch)
     return _Shape(
-        payload_type=payloads[0].annotation if payloads else Any,
+        payload_type=payload_type,
         result_type=signature.returned(declared, function, names),
         delivery=bool(deliveries),
         delivery_first=bool(deliveries) and places[0] is deliveries[0],
@@ -249,13 +304,28 @@ def _shape(
     )
 
 
-def _refused(title: str, why: str, cron: bool) -> InvalidInput:
-    who, payload = ("a cron handler", "no") if cron else ("a handler", "one")
+def _refused(title: str, why: str, cron: bool, batch: bool = False) -> InvalidInput:
+    who, payload, also = "a handler", "one payload", "Delivery"
+    if cron:
+        who, payload = "a cron handler", "no payload"
+    elif batch:
+        who, payload, also = "a batch handler", "a list of payloads", "Batch"
     return InvalidInput(
         f"handler {title}: {why}; "
-        f"{who} takes {payload} payload, and may take one parameter annotated Delivery "
+        f"{who} takes {payload}, and may take one parameter annotated {also} "
         "and others with Depends"
     )
+
+
+def _accepts_list(wanted: Any, given: Any) -> bool:
+    """Return whether a batch handler that returns `given` returns results of this type."""
+    if given is NoneType:
+        return True
+    if isinstance(given, UnionType) or get_origin(given) is Union:
+        return all(_accepts_list(wanted, one) for one in get_args(given))
+    if (item := signature.item_type(given)) is not None:
+        return item is Any or _accepts(wanted, item)
+    return not isinstance(given, type)  # else it is clear that it is no list
 
 
 def _accepts(wanted: Any, given: Any) -> bool:
@@ -288,11 +358,15 @@ def _checked(where: str, name: str, value: Any) -> Any:
             return check_partitions(value)
         if name in ("timeout", "ttl", "result_ttl"):
             return as_seconds(f"{name}=", value, SHORTEST)
+        if name == "linger":
+            return as_seconds("linger=", value, most=LONGEST_LINGER)
     except InvalidInput as error:
         raise InvalidInput(f"{where}: {error}") from error
-    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 2**52:
+    most = MAX_BATCH if name == "batch" else 2**52 - 1
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most:
         return value
-    raise InvalidInput(f"{where}: {name}={value!r:.80} is not a whole number of at least 1")
+    rule = f"from 1 to {MAX_BATCH:,}" if name == "batch" else "of at least 1"
+    raise InvalidInput(f"{where}: {name}={value!r:.80} is not a whole number {rule}")
 
 
 def _checked_limit(where: str, name: str, value: Any) -> Limit:

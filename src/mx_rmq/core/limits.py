@@ -19,6 +19,7 @@ MAX_RUNNING: Final = 1_000_000
 MAX_BURST: Final = 1_000_000_000
 BURST_SECONDS: Final = 0.1  # the default burst is what the rate allows in this time
 
+_ALLOWED: Final = f"between 1 in ten years and {FASTEST:,} per second"
 _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -44,8 +45,7 @@ class Rate(msgspec.Struct, frozen=True):
         msgspec.structs.force_setattr(self, "per_seconds", per)
         if not _is_number(self.count) or not per / LONGEST <= self.count <= per * FASTEST:
             raise InvalidInput(
-                f"Rate count={shown(self.count)} in {per:g} s is not a number between 1 in ten "
-                f"years and {FASTEST:,} per second"
+                f"Rate count={shown(self.count)} in {per:g} s is not a number {_ALLOWED}"
             )
         if self.burst is not None and not (_is_number(self.burst) and 1 <= self.burst <= MAX_BURST):
             raise InvalidInput(
@@ -111,13 +111,15 @@ def rate_of(value: Any) -> Rate:
     """Return the rate for a value: a Rate, or a text such as "50/s"."""
     if isinstance(value, Rate):
         return value
-    if isinstance(value, str):
-        count, _, unit = value.partition("/")
-        if unit in _UNITS and count.isascii() and count.replace(".", "", 1).isdigit():
-            return Rate(float(count), _UNITS[unit])
-    raise InvalidInput(
-        f'rate={shown(value)} is neither a Rate nor a string such as "50/s", "100/m" or "1000/h"'
-    )
+    if not isinstance(value, str):
+        raise InvalidInput(f'rate={shown(value)} is neither a Rate nor a string such as "50/s"')
+    count, _, unit = value.partition("/")
+    if unit not in _UNITS or not count.isascii() or not count.replace(".", "", 1).isdigit():
+        raise InvalidInput(f"rate={shown(value)} is not a rate such as 50/s, 100/m or 1000/h")
+    per = _UNITS[unit]
+    if not per / LONGEST <= float(count) <= per * FASTEST:
+        raise InvalidInput(f"rate={shown(value)} is not {_ALLOWED}")
+    return Rate(float(count), per)
 
 
 def declared(limit: Limit | None, per_key: Limit | None, number: int = 0, parts: int = 1) -> str:
@@ -136,11 +138,21 @@ def declared(limit: Limit | None, per_key: Limit | None, number: int = 0, parts:
 def _share(limit: Limit | None, number: int, parts: int) -> list[str]:
     running = interval = burst = "-"
     if limit is not None and limit.running is not None:
-        running = str(max(1, limit.running // parts + (number < limit.running % parts)))
+        running = str(share_of_running(limit.running, number, parts))
     if limit is not None and limit.rate is not None:
-        interval = f"{limit.rate.interval * parts:.12g}"
-        burst = f"{max(1.0, limit.rate.at_once / parts):.12g}"
+        share = share_of_rate(limit.rate.interval, limit.rate.at_once, parts)
+        interval, burst = (f"{one:.12g}" for one in share)
     return [running, interval, burst]
+
+
+def share_of_running(running: int, number: int, parts: int) -> int:
+    """Return a partition's share of a running limit: at least 1, unless nothing may run."""
+    return running and max(1, running // parts + (number < running % parts))
+
+
+def share_of_rate(interval: float, burst: float, parts: int) -> tuple[float, float]:
+    """Return a partition's share of a rate: its interval and its burst."""
+    return interval * parts, max(1.0, burst / parts)
 
 
 def _is_number(value: Any) -> bool:

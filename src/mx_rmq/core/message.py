@@ -17,15 +17,21 @@ from mx_rmq.core.text import shown, storable, text_of
 from mx_rmq.core.tracebacks import traceback_of
 
 VERSION: Final = 1
-"""The record format that this release writes. It reads this one and every older one.
+"""The record format of plain messages. This release reads this one, WITH_STEPS and older ones.
 
 A release that only adds a field at the top level of the record keeps the number: older releases
 carry the field along (`Extended`). The number grows when an older release would handle the message
 wrongly; older releases then leave the message to newer workers.
 """
 
+WITH_STEPS: Final = 2
+"""The record format of messages that have `steps`."""
+
 MAX_COST: Final = 1_000_000_000
 MAX_ERRORS: Final = 10  # a message carries its latest failures, at most this many
+
+
+_NO_STEPS: Final = msgspec.Raw()
 
 
 class State(StrEnum):
@@ -35,6 +41,8 @@ class State(StrEnum):
     """Waits in a list, first in, first out within its priority."""
     DELAYED = "delayed"
     """Waits for its due time."""
+    WAITING = "waiting"
+    """Waits for signals, or for other messages to complete."""
     PROCESSING = "processing"
     """Leased to a worker."""
     DEAD = "dead"
@@ -50,8 +58,8 @@ class State(StrEnum):
         return self in ARCHIVES
 
 
-WAITING: Final = (State.PENDING, State.DELAYED)  # an operator cancels or reschedules these
-LIVE: Final = (*WAITING, State.PROCESSING)  # an operator aborts these
+UNSTARTED: Final = (State.PENDING, State.DELAYED, State.WAITING)  # an operator cancels these
+LIVE: Final = (*UNSTARTED, State.PROCESSING)  # an operator aborts these
 FAILED: Final = (State.DEAD, State.QUARANTINED)  # an operator requeues, edits or discards these
 ARCHIVES: Final = (*FAILED, State.COMPLETED)
 
@@ -121,6 +129,7 @@ class Message(
     Release 2.0 writes only `due`."""
     key: str | None = None  # whose line it stands in; None: the line of messages without a key
     cost: int = 1  # how much it counts against a rate
+    steps: msgspec.Raw = _NO_STEPS  # see `core/steps.py`; empty: its work is one handler call
 
     @classmethod
     def new(

@@ -9,11 +9,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mx_rmq.core.batch import Batch
     from mx_rmq.core.delivery import Delivery
     from mx_rmq.core.outgoing import Outgoing
 
 Produce = Callable[[Sequence["Outgoing"]], Awaitable[list[str]]]
 Handle = Callable[["Delivery"], Awaitable[Any]]
+HandleBatch = Callable[["Batch"], Awaitable[Any]]
 
 
 class Middleware:
@@ -26,6 +28,13 @@ class Middleware:
     async def handle(self, delivery: Delivery, call_next: Handle) -> Any:
         """Around a handler. An exception counts as if the handler had raised it."""
         return await call_next(delivery)
+
+    async def handle_batch(self, batch: Batch, call_next: HandleBatch) -> Any:
+        """Around one call of a batch handler; `handle` is not called for its messages.
+
+        An exception fails every message. `batch.failed` has those that the handler failed apart.
+        """
+        return await call_next(batch)
 
 
 def around_produce(middleware: Sequence[Middleware], innermost: Produce) -> Produce:
@@ -44,9 +53,21 @@ def around_handle(middleware: Sequence[Middleware], innermost: Handle) -> Handle
     return innermost
 
 
+def around_handle_batch(middleware: Sequence[Middleware], innermost: HandleBatch) -> HandleBatch:
+    """Return a batch handler wrapped in all middleware that overrides `handle_batch`."""
+    for one in reversed(middleware):
+        if type(one).handle_batch is not Middleware.handle_batch:
+            innermost = _handle_batch(one, innermost)
+    return innermost
+
+
 def _produce(one: Middleware, inner: Produce) -> Produce:
     return lambda messages: one.produce(messages, inner)
 
 
 def _handle(one: Middleware, inner: Handle) -> Handle:
     return lambda delivery: one.handle(delivery, inner)
+
+
+def _handle_batch(one: Middleware, inner: HandleBatch) -> HandleBatch:
+    return lambda batch: one.handle_batch(batch, inner)

@@ -1,8 +1,9 @@
 """The rules for names that become part of a key or a field, and for the names of options.
 
 A valid name cannot break out of its place in a key, in a list of ids, or in a glob: it has no
-brace, no space and no asterisk. A topic has no slash, which begins the number of a partition, and a
-worker no colon, which ends the token before it in a lease. A message's key may be any text without
+brace, no space and no asterisk. A topic has no slash, which begins the number of a partition, and
+no @, which begins the name of a subscription. A worker has no colon, which ends the token before it
+in a lease. A message's key may be any text without
 control characters: a tab ends it in its line.
 """
 
@@ -18,8 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 TOPIC: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}", re.ASCII)
-PARTITION: Final = re.compile(rf"{TOPIC.pattern}(/[1-9][0-9]{{0,3}})?", re.ASCII)
+SUBSCRIPTION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+LISTED: Final = re.compile(rf"{TOPIC.pattern}(@{SUBSCRIPTION.pattern})?", re.ASCII)
+"""A topic, or one of its subscriptions: what the registry lists."""
+PARTITION: Final = re.compile(rf"{LISTED.pattern}(/[1-9][0-9]{{0,3}})?", re.ASCII)
 ID: Final = re.compile(r"[A-Za-z0-9._:@/+=~-]{1,128}", re.ASCII)
+SCHEDULE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}", re.ASCII)  # part of an id
 WORKER: Final = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 KEY: Final = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,128}")  # at most 512 bytes of UTF-8
 PREFIX: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}", re.ASCII)
@@ -33,7 +38,27 @@ _RANDOM: Final = re.compile(r"(?<=-[0-9a-f]{8})[0-9a-f]{24}$")
 
 
 def check_topic(topic: str) -> str:
+    """Refuse what is no topic; also a subscription, which gets only copies of its topic's."""
+    if isinstance(topic, str) and "@" in topic and LISTED.fullmatch(topic):
+        name, _, subscription = topic.partition("@")
+        raise InvalidInput(
+            f"{topic!r:.200} is a subscription, not a topic: produce to {name!r:.140}, and declare "
+            f"a handler with @mq.handler({name!r:.140}, subscription={subscription!r})"
+        )
     return _check("topic", topic, TOPIC, f"{_LETTERS} . _ - :, at most 128 characters{_FIRST}")
+
+
+def check_listed(name: str) -> str:
+    """Refuse what is neither a topic nor a subscription such as `order.created@billing`."""
+    if isinstance(name, str) and LISTED.fullmatch(name):
+        return name
+    return check_topic(name)
+
+
+def check_subscription(name: str) -> str:
+    return _check(
+        "subscription", name, SUBSCRIPTION, f"{_LETTERS} . _ -, at most 64 characters{_FIRST}"
+    )
 
 
 def check_partition(name: str) -> str:
@@ -52,6 +77,11 @@ def check_key(key: str) -> str:
             f"key={shown(key)} is not a string of 1 to 128 characters without control characters"
         )
     return key
+
+
+def check_schedule(name: str) -> str:
+    rule = f"{_LETTERS} . _ - :, at most 100 characters{_FIRST}"
+    return _check("schedule", name, SCHEDULE, rule)
 
 
 def check_worker(worker: str) -> str:

@@ -2,17 +2,21 @@
 
 Complete         -> complete_message      it is done
 Result           -> complete_with_result  it is done, and its result is kept
+Finish           -> note_record           it is done; first its follow-ups are produced and those
+                                          who wait for it are told, then it completes
 RetryLater       -> retry_message         it waits for another attempt
 DeadLetter       -> move_to_dlq           it gets no further attempt
 Quarantine       -> handle_parse_error    its record or payload cannot be read
 Release          -> release_message       it was not finished and goes back: no attempt is counted
 SnoozeLater      -> retry_message         its handler wants it back later: no attempt is counted
+Park             -> retry_message         it waits for signals: no attempt is counted
 Postpone         -> retry_message         it waits for a newer release: no attempt is counted
 ReleaseReplaced  -> release_replaced      a produce replaced it meanwhile: its new record waits
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncGenerator, Awaitable, Coroutine, Generator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,6 +30,7 @@ from mx_rmq.core.durations import Seconds, as_seconds
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import Failure, Message, Priority
 from mx_rmq.core.retry import from_dict
+from mx_rmq.core.steps import has_returned
 from mx_rmq.core.text import named, shown, storable
 
 if TYPE_CHECKING:
@@ -84,6 +89,29 @@ class HandlerTimeout(Exception):
     """A handler took longer than its `timeout`."""
 
 
+class Suspended(BaseException):
+    """Ends a handler call that sleeps or waits; it runs again from its beginning.
+
+    Not an Exception, so that `except Exception` in a handler does not catch it.
+    """
+
+    def __init__(self, outcome: SnoozeLater | Park) -> None:
+        super().__init__("the handler sleeps or waits; do not catch this")
+        self.outcome = outcome
+
+    def outcome_with(self, message: Message) -> SnoozeLater | Park:
+        """Return the outcome with the steps that the message has now."""
+        latest = msgspec.structs.replace(self.outcome.message, v=message.v, steps=message.steps)
+        return dataclasses.replace(self.outcome, message=latest)
+
+
+def suspension(error: BaseException) -> Suspended | None:
+    """Return what has ended a handler that sleeps or waits. Task groups wrap it in a group."""
+    if isinstance(error, BaseExceptionGroup) and error.split(Suspended)[1] is None:
+        return suspension(error.exceptions[0])
+    return error if isinstance(error, Suspended) else None
+
+
 class WorkerLost(Exception):
     """A worker was killed, frozen or cut off while it held a message."""
 
@@ -103,6 +131,15 @@ class Result(Complete):
 
     kept: bytes  # as `Kept.with_result` makes it
     ttl: int  # ms
+
+
+@dataclass(frozen=True, slots=True)
+class Finish(Complete):
+    """The handler has returned, and there is more to do before the message completes."""
+
+    message: Message  # its record, which says what there is to do
+    completion: Complete  # how it completes then
+    noted: bool = False  # whether the server has this record
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +181,16 @@ class SnoozeLater:
     key: bool = False  # all messages with its key wait as long
 
 
+@dataclass(frozen=True, slots=True)
+class Park:
+    """The message waits for signals, at most for `delay` ms; None: as long as it takes."""
+
+    message: Message
+    awaits: tuple[str, ...]
+    delay: int | None
+    reason: str  # for the history: what it waits for
+
+
 class Postpone(NamedTuple):
     """A newer release wrote the record: it waits `delay` ms, unchanged. No attempt is counted."""
 
@@ -165,6 +212,7 @@ Outcome = (
     Complete
     | RetryLater
     | SnoozeLater
+    | Park
     | DeadLetter
     | Quarantine
     | Release
@@ -197,16 +245,26 @@ def check_was_awaited(result: object, handler: Handler) -> None:
     )
 
 
+def timed_out(handler: Handler, error: BaseException) -> HandlerTimeout:
+    """Return the error of a handler that was interrupted by its timeout."""
+    timeout = HandlerTimeout(f"{handler.name} took longer than {handler.timeout:g} s")
+    return timeout.with_traceback(error.__traceback__)
+
+
 def after_error(
-    message: Message, handler: Handler, error: BaseException, at: Circumstances
+    message: Message,
+    handler: Handler,
+    error: BaseException,
+    at: Circumstances,
+    failure: Failure | None = None,
 ) -> Outcome:
-    """Decide about a message whose handler raised."""
+    """Decide about a message whose handler raised. `failure`: the error, if already described."""
     if isinstance(error, Snooze) and (wait := _wait(error)) is not None:
         delay = round(wait * 1000)
         later = msgspec.structs.replace(message, due=at.now + delay)
         key = message.key is not None and bool(getattr(error, "key", False))
         return SnoozeLater(later, delay, storable(str(getattr(error, "reason", ""))), key)
-    failed = message.failed(Failure.of(error, at=at.now, worker=at.worker))
+    failed = message.failed(failure or Failure.of(error, at=at.now, worker=at.worker))
     if isinstance(error, Reject):
         return _dead(failed, f"rejected: {getattr(error, 'reason', '')}", error)
     limit = message.max_attempts or handler.max_attempts
@@ -236,6 +294,8 @@ def after_crash(
     """
     if (dead := expired(message, at.now)) is not None:
         return dead
+    if has_returned(message):  # only the rest is left to do, and no handler runs
+        return RetryLater(message, 0)
     error = WorkerLost(f"worker {lost_by} went silent and its lease expired")
     crashed = message.crashed(Failure.of(error, at=at.now, worker=lost_by))
     if crashed.crashes >= max_crashes:
@@ -263,12 +323,19 @@ def postponed(newer: NewerRecord, at: Circumstances) -> Postpone:
 
 def expired(message: Message, now: int) -> DeadLetter | None:
     """Return a dead letter if the message has expired, else None."""
-    if message.expires_at is None or now < message.expires_at:
+    if message.expires_at is None or now < message.expires_at or has_returned(message):
         return None
     late = (now - message.expires_at) / 1000
     return DeadLetter(
         msgspec.structs.replace(message, reason=f"expired: {late:.3f} s after its time to live")
     )
+
+
+def undecided(message: Message | None, error: BaseException) -> DeadLetter | Quarantine:
+    """Decide about a message after a bug in our own code. `message`: None if it was not decoded."""
+    if message is None:
+        return Quarantine(error)
+    return DeadLetter(msgspec.structs.replace(message, reason=f"undecided: {named(error)}"))
 
 
 def _wait(error: Retry | Snooze) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, TypeVar
@@ -17,7 +17,7 @@ from mx_rmq.core.retry import as_dict, policy_of
 from mx_rmq.core.text import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from mx_rmq.core.confirm import Level
     from mx_rmq.core.retry import RetryOption
@@ -130,6 +130,16 @@ def payload_list(payloads: Iterable[T]) -> list[T]:
             f"produce_many takes a list of payloads, not one {type(payloads).__name__}"
         )
     return list(payloads)
+
+
+def check_per_payload(name: str, given: Sequence[Any] | None, payloads: int) -> None:
+    """Refuse ids or keys of a `produce_many` that are not a list with one per payload."""
+    if given is None:
+        return
+    if isinstance(given, str | bytes | set | frozenset) or not isinstance(given, Sized):
+        raise InvalidInput(f"{name}={shown(given)} is not a list, with one per payload")
+    if len(given) != payloads:
+        raise InvalidInput(f"{len(given)} {name} for {payloads} payloads")
 
 
 def new_due_time(delay: Seconds | None, at: datetime | float | None) -> tuple[int, int | None]:

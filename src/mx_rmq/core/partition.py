@@ -2,6 +2,9 @@
 
 The first partition has the topic's own name, the others `topic/1`, `topic/2`, … To the store each
 of them is a topic. A topic grows by adding partitions at the end; it never shrinks.
+
+A subscription of a topic is a topic to the store, too: `topic@name`, with the same partitions:
+`topic@name/1`, …
 """
 
 from __future__ import annotations
@@ -29,6 +32,22 @@ def partitions(topic: str, count: int) -> list[str]:
 @lru_cache(maxsize=65_536)
 def topic_of(name: str) -> str:
     return name.partition("/")[0]
+
+
+@lru_cache(maxsize=65_536)
+def base_topic(name: str) -> str:
+    """Return the topic that messages are produced to: `a` of `a`, `a/1`, `a@billing/1`."""
+    return topic_of(name).partition("@")[0]
+
+
+def subscription_of(name: str) -> str | None:
+    """Return the subscription in a name: `billing` of `a@billing/1`; None: it is a topic's."""
+    return topic_of(name).partition("@")[2] or None
+
+
+def subscribed(part: str, subscription: str) -> str:
+    """Return where a subscription gets the messages of a topic or of one of its partitions."""
+    return partition(f"{topic_of(part)}@{subscription}", number_of(part))
 
 
 def number_of(name: str) -> int:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+from collections.abc import Sequence
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Union, get_args, get_origin, get_type_hints
 
+from mx_rmq.core.batch import Batch
 from mx_rmq.core.delivery import Delivery
 from mx_rmq.core.errors import InvalidInput
 
@@ -30,7 +32,8 @@ def hint(parameter: inspect.Parameter, title: str, function: Any, names: Mapping
     if parameter.annotation is parameter.empty:
         return Any
     around = _globals(chain(function)[-1])
-    around = {"Delivery": Delivery, **around}  # it may be imported under TYPE_CHECKING only
+    # they may be imported under TYPE_CHECKING only
+    around = {"Delivery": Delivery, "Batch": Batch, **around}
 
     def probe() -> None: ...
 
@@ -66,12 +69,31 @@ def _globals(innermost: Any) -> dict[str, Any]:
 
 
 def is_delivery(parameter: inspect.Parameter) -> bool:
+    return _is(Delivery, parameter)
+
+
+def is_batch(parameter: inspect.Parameter) -> bool:
+    return _is(Batch, parameter)
+
+
+def item_type(hint: Any) -> Any:
+    """Return the type of the items of a list or a Sequence; None: it is neither."""
+    if get_origin(hint) is Annotated:
+        hint = get_args(hint)[0]
+    if hint in (list, Sequence):
+        return Any
+    if get_origin(hint) in (list, Sequence):
+        return get_args(hint)[0]
+    return None
+
+
+def _is(kind: type, parameter: inspect.Parameter) -> bool:
     hint = parameter.annotation
     if get_origin(hint) is Annotated:
         hint = get_args(hint)[0]
     if get_origin(hint) in (Union, UnionType):
-        return set(get_args(hint)) == {Delivery, NoneType}
-    return hint is Delivery
+        return set(get_args(hint)) == {kind, NoneType}
+    return hint is kind
 
 
 def is_needed(parameter: inspect.Parameter) -> bool:

@@ -7,14 +7,14 @@ import json
 import re
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, TypeVar, cast
 
 from starlette.exceptions import HTTPException
 
 from mx_rmq.admin import Cancelled, Progress
 from mx_rmq.core import codec
 from mx_rmq.core.errors import InvalidInput
-from mx_rmq.core.text import duration, size
+from mx_rmq.core.text import count, duration, size
 from mx_rmq.dashboard import render
 from mx_rmq.dashboard.jobs import DONE, Job, run_bulk
 from mx_rmq.dashboard.pages import ACTS, state_of
@@ -112,6 +112,19 @@ async def abort(request: DashboardRequest, form: Form) -> Response:
     return _to_message(request, "aborted" if await _noted(request, "abort", work) else "gone")
 
 
+async def signal(request: DashboardRequest, form: Form) -> Response:
+    """Send a signal to a message."""
+    name, text = form.get("name", "").strip(), form.get("value", "").strip() or "null"
+    try:
+        json.loads(text)  # its errors name the line
+        value = codec.verbatim(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"the value is not JSON: {error}") from error
+    work = request.admin.signal(request.topic, request.id, name, value)
+    sent = await _noted(request, "signal", work, name)
+    return _to_message(request, "signalled" if sent else "gone")
+
+
 async def confirm(act: str, request: DashboardRequest) -> Response:
     """Ask whether to discard, cancel or abort a message."""
     message = await _message(request, act)
@@ -191,6 +204,98 @@ async def _noted(request: DashboardRequest, did: str, work: Awaitable[T], about:
 
 def _to_message(request: DashboardRequest, notice: str) -> Response:
     return request.go("topics", request.topic, "message", id=request.id, notice=notice)
+
+
+# schedules
+
+
+async def schedule(request: DashboardRequest, form: Form) -> Response:
+    """Store a schedule."""
+    text = form.get("payload", "").strip() or "null"
+    try:
+        json.loads(text)  # its errors name the line
+        payload = codec.verbatim(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"the payload is not JSON: {error}") from error
+    name, topic = form.get("name", "").strip(), form.get("topic", "").strip()
+    await request.admin.schedule(
+        name,
+        topic,
+        form.get("expression", "").strip(),
+        payload,
+        tz=form.get("tz", "").strip() or "UTC",
+        missed=form.get("missed", "skip"),
+    )
+    request.note("schedule", "done", topic=topic, about=name)
+    return request.go("schedules", name, notice="scheduled")
+
+
+async def pause_schedule(request: DashboardRequest, form: Form) -> Response:
+    reason = form.get("reason", "").strip()
+    work = request.admin.pause_schedule(request.schedule, reason)
+    new = await _noted(request, "pause_schedule", work, _about(request, reason))
+    return request.go(
+        "schedules", request.schedule, notice="schedule_paused" if new else "was_paused"
+    )
+
+
+async def resume_schedule(request: DashboardRequest, _: Form) -> Response:
+    work = request.admin.resume_schedule(request.schedule)
+    new = await _noted(request, "resume_schedule", work, _about(request))
+    return request.go(
+        "schedules", request.schedule, notice="schedule_resumed" if new else "not_paused"
+    )
+
+
+async def run_schedule(request: DashboardRequest, _: Form) -> Response:
+    """Produce the message of a schedule now."""
+    id = await request.admin.run_schedule(request.schedule)
+    request.note("run_schedule", f"produced {id}", about=_about(request))
+    return request.go("schedules", request.schedule, notice="schedule_run")
+
+
+async def confirm_unschedule(request: DashboardRequest) -> Response:
+    """Ask whether to remove a schedule."""
+    found = await request.admin.get_schedule(request.schedule)
+    if found.declared:
+        raise HTTPException(409, "It is declared in code. It can only be paused here.")
+    return request.page("unschedule.html", one=found)
+
+
+async def unschedule(request: DashboardRequest, _: Form) -> Response:
+    work = request.admin.unschedule(request.schedule)
+    done = await _noted(request, "unschedule", work, _about(request))
+    return request.go("schedules", notice="unscheduled" if done else "no_schedule")
+
+
+def _about(request: DashboardRequest, *words: str) -> str:
+    return ": ".join(filter(None, (f"schedule {request.schedule}", *words)))
+
+
+# subscriptions
+
+
+async def confirm_unsubscribe(request: DashboardRequest) -> Response:
+    """Ask whether to end a subscription, and what becomes of the messages that wait in it."""
+    name = request.query.get("name", "")
+    found = [one for one in await request.admin.subscriptions(request.topic) if one.name == name]
+    if not found:
+        raise HTTPException(409, "There is no such subscription.")
+    return request.page("unsubscribe.html", one=found[0])
+
+
+async def unsubscribe(request: DashboardRequest, form: Form) -> Response:
+    """End a subscription."""
+    name = form.get("name", "")
+    waiting = cast("Literal['dead', 'drop']", form.get("waiting", ""))  # the admin refuses others
+    known = name in {one.name for one in await request.admin.subscriptions(request.topic)}
+    number = await request.admin.unsubscribe(request.topic, name, waiting=waiting)
+    ended = known or number > 0
+    fate = "dead-lettered" if waiting == "dead" else "dropped"
+    outcome = f"{count(number, 'message')} {fate}" if ended else "nothing done"
+    request.note("unsubscribe", outcome, about=f"subscription {name}")
+    notice = "unsubscribed" if ended else "no_subscription"
+    return request.go("topics", request.topic, notice=notice)
 
 
 # many messages

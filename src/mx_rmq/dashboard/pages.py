@@ -13,7 +13,8 @@ from mx_rmq.core.message import State
 from mx_rmq.dashboard import assets, render
 from mx_rmq.dashboard.jobs import DONE
 from mx_rmq.dashboard.search import Search
-from mx_rmq.doctor.topics import check_workers
+from mx_rmq.doctor.schedules import check_schedules
+from mx_rmq.doctor.topics import check_workers, served_topics
 
 if TYPE_CHECKING:
     from mx_rmq.admin import Stats
@@ -27,6 +28,8 @@ LOOK: Final = 5000  # messages that one page reads for a search, in all topics t
 TOPICS: Final = 30  # topics on a page of an archive, those with the most messages first
 EACH: Final = 10  # messages shown of each
 WORKERS: Final = 50  # workers on a page
+SCHEDULES: Final = 100  # schedules on a page
+RUNS: Final = 10  # next runs of a schedule
 KEYS: Final = 50  # keys on a page, those with the most waiting
 
 PAUSES: Final = {
@@ -41,6 +44,7 @@ PAUSES: Final = {
 ACTS: Final = {
     State.PENDING: ("cancel", "abort"),
     State.DELAYED: ("cancel", "abort"),
+    State.WAITING: ("cancel", "abort"),
     State.PROCESSING: ("abort",),
     State.DEAD: ("requeue", "discard"),
     State.QUARANTINED: ("requeue", "discard"),
@@ -71,6 +75,9 @@ async def topic(request: DashboardRequest) -> Response:
         "topic.html",
         stats=stats,
         own=await request.admin.limits(request.topic),
+        subscriptions=await request.admin.subscriptions(request.topic)
+        if stats.subscriptions
+        else (),
         now=await request.admin.now(),
         point=latest.points.get(request.topic) if latest else None,
         state=state,
@@ -88,7 +95,8 @@ async def keys(request: DashboardRequest) -> Response:
     found = await request.admin.keys(request.topic, limit=KEYS)
     wanted = request.key
     one = None if wanted is None else await request.admin.key(request.topic, wanted)
-    return request.page("keys.html", found=found, one=one)
+    own = None if found.held_back is None else await request.admin.limits(request.topic)
+    return request.page("keys.html", found=found, one=one, own=own)
 
 
 async def limits(request: DashboardRequest) -> Response:
@@ -156,6 +164,30 @@ async def archive(state: State, request: DashboardRequest) -> Response:
         overview=overview,
         search=search,
     )
+
+
+async def schedules(request: DashboardRequest) -> Response:
+    """All schedules, what is wrong with them, and a form to add one."""
+    found, now = await request.admin.schedules(), await request.admin.now()
+    served = served_topics(await request.parts.queries.workers())
+    first = request.number("from")
+    return request.page(
+        "schedules.html",
+        findings=check_schedules(found, served=served, now=now),
+        schedules=found[first : first + SCHEDULES],
+        total=len(found),
+        first=first,
+        next=first + SCHEDULES if len(found) > first + SCHEDULES else None,
+    )
+
+
+async def schedule(request: DashboardRequest) -> Response:
+    """One schedule: its next ten runs, and what can be done with it."""
+    try:
+        found = await request.admin.get_schedule(request.schedule)
+    except InvalidInput as error:
+        raise HTTPException(404, str(error)) from error
+    return request.page("schedule.html", one=found, runs=found.next_runs(RUNS))
 
 
 async def workers(request: DashboardRequest) -> Response:

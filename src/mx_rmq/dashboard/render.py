@@ -13,8 +13,9 @@ import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from mx_rmq.admin.keys import held_back_words, limited_by
-from mx_rmq.admin.limits import limit_words
+from mx_rmq.admin.keys import limited_by
+from mx_rmq.admin.limits import limit_words, topic_limited_by
+from mx_rmq.admin.steps import what_it_awaits
 from mx_rmq.core import text as core_text
 from mx_rmq.core.message import State
 from mx_rmq.core.text import instant, size
@@ -22,10 +23,11 @@ from mx_rmq.dashboard.search import LAST
 from mx_rmq.doctor.topics import unreachable
 
 if TYPE_CHECKING:
-    from mx_rmq.admin import LimitsView, MessageView
+    from mx_rmq.admin import MessageView, StepView
 
 SHOWN: Final = 64 * 1024  # characters of a payload on its page; the rest can be downloaded
 CELL: Final = 140  # characters of a payload or an error in a list
+VALUE: Final = 2000  # characters of the value of a step
 LONG: Final = 64 * 1024  # bytes above which a payload is shown as stored, without decoding
 
 _INVISIBLE: Final = re.compile(
@@ -49,10 +51,10 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    plain = (ago, cut, duration, exact, iso, number, when)
-    of_limits = (held_back, limit_words, limited_by)
+    plain = (ago, cut, duration, exact, iso, json_line, number, when)
+    of_limits = (topic_limited_by, limit_words, limited_by)
     of_messages = (archived_ms, note, payload_line, payload_text, time_in_list, unreadable)
-    filters = {one.__name__: one for one in (*plain, *of_limits, *of_messages)}
+    filters = {one.__name__: one for one in (*plain, *of_limits, *of_messages, step_value)}
     environment.filters.update(filters, bytes=size)
     environment.globals.update(spans=LAST, states=tuple(State), unreachable=unreachable)
     return environment
@@ -101,13 +103,25 @@ def payload_line(message: MessageView) -> str:
     return f"{size(message.length)}: {line}" if message.length > LONG else line
 
 
+def json_line(value: Any, length: int = CELL) -> str:
+    """Return the beginning of a JSON value, on one line."""
+    return cut(_text(msgspec.json.encode(value)[: 4 * length + 4]), length)
+
+
 def time_in_list(message: MessageView) -> float | None:
     """Return the time that a list of messages in this state shows."""
     if message.state is State.DELAYED:
         return message.due
+    if message.wait is not None:
+        return message.wait.since
     if message.state is State.PROCESSING:
         return message.lease_deadline
     return message.created_at if message.state is State.PENDING else message.archived_at
+
+
+def step_value(step: StepView) -> str:
+    """Return the value of a step as JSON, at most its beginning."""
+    return cut(_text(step.content[: 4 * VALUE]), VALUE)
 
 
 def _indented(content: bytes) -> bytes:
@@ -130,18 +144,12 @@ def note(message: MessageView, *, brief: bool = False) -> str:
         return f"unreadable: {why}"
     if message.state is State.PROCESSING:
         return message.worker if brief else f"held by {message.worker}"
+    if message.wait is not None:
+        return "for " + (what_it_awaits(message.steps, message.wait) or "nothing that is known")
     exhausted = message.reason.startswith("exhausted:")
     if message.errors and (not message.reason or (brief and exhausted)):
         return f"{message.errors[-1].type}: {message.errors[-1].text}"
     return message.reason
-
-
-def held_back(own: LimitsView, *, now: float) -> str:
-    """Say what holds back a whole topic; "" if nothing does."""
-    if own.held_back is None:
-        return ""
-    most = own.in_force
-    return held_back_words(own.held_back, own.running, most.running, most.rate, now=now)
 
 
 def when(at: float | None) -> str:

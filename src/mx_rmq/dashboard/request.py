@@ -44,12 +44,24 @@ NOTICES: Final = {
     "discarded": ("good", "Discarded."),
     "cancelled": ("good", "Cancelled."),
     "aborted": ("good", "Aborted. It is in the dead letters; requeue undoes that."),
+    "signalled": (
+        "good",
+        "Signal sent. If nothing else is missing, the message runs now.",
+    ),
     "paused": ("good", "Paused. Workers finish what they have and take no more."),
     "resumed": ("good", "Resumed. Workers take its messages again."),
     "was_paused": ("note", "Nothing changed: it was already paused."),
     "not_paused": ("note", "Nothing changed: it was not paused."),
-    "limited": ("good", "Limits changed. They are in force now."),
+    "limited": ("good", "Limits changed. They apply now."),
     "not_limited": ("note", "Nothing changed: the limits are as they were."),
+    "scheduled": ("good", "Stored. Workers know it within two seconds."),
+    "unscheduled": ("good", "Removed. It does not fire again."),
+    "no_schedule": ("warn", "Nothing was done: there is no such schedule."),
+    "schedule_paused": ("good", "Paused. It fires no ticks until it is resumed."),
+    "schedule_resumed": ("good", "Resumed. It fires again from its next tick."),
+    "schedule_run": ("good", "Produced one message. The next tick stays as it is."),
+    "unsubscribed": ("good", "Subscription ended. It gets no more messages."),
+    "no_subscription": ("warn", "Nothing was done: there is no such subscription."),
     "gone": ("warn", "Nothing was done: the message is gone or has changed state."),
     "taken": ("warn", "Nothing was done: a worker already has the message."),
     "stopping": ("good", "The job is stopping. What it has done is not undone."),
@@ -107,6 +119,11 @@ class DashboardRequest:
     def topic(self) -> str:
         """The topic in the path."""
         return str(self.http.path_params["topic"])
+
+    @property
+    def schedule(self) -> str:
+        """The name of the schedule in the path."""
+        return str(self.http.path_params["schedule"])
 
     @property
     def id(self) -> str:

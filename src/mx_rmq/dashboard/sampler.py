@@ -36,7 +36,7 @@ WITHIN: Final = 8.0  # seconds that a sample may take
 
 KEPT: Final = 3600.0  # seconds of figures
 
-DEPTHS: Final = ("pending", "processing", "delayed", "dead", "quarantined")
+DEPTHS: Final = ("pending", "processing", "delayed", "waiting", "dead", "quarantined")
 RATES: Final = ("produced", "completed", "failed")
 FIGURES: Final = (*DEPTHS, "oldest", *RATES)
 """The values of a point. `oldest` is an age in seconds, rates are per second."""

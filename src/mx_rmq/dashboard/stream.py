@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
 from mx_rmq.core.errors import MxRmqError
-from mx_rmq.core.names import TOPIC
+from mx_rmq.core.names import LISTED
 from mx_rmq.core.text import how_to_install
 from mx_rmq.dashboard.sampler import KEPT
 
@@ -61,7 +61,7 @@ async def stream(request: DashboardRequest) -> Response:
     if request.parts.sampler.listeners >= STREAMS:
         raise HTTPException(503, "Too many pages are open.")
     topic = request.query.get("topic") or None
-    if topic is not None and not TOPIC.fullmatch(topic):
+    if topic is not None and not LISTED.fullmatch(topic):
         raise HTTPException(404, "Not a valid topic name.")
     return _Stream(request.parts.sampler, topic, request.page_number)
 

@@ -1,4 +1,4 @@
-"""What is wrong with the keys and limits of a topic: stuck, paused for long, limited to nothing.
+"""What is wrong with the keys and limits of a topic: stuck, paused for long, limited to 0.
 
 Of a topic with many keys, only those with the most waiting are checked.
 """
@@ -36,11 +36,11 @@ async def check_keys(admin: Admin, stats: Stats, *, served: bool) -> list[Findin
             if _is_stuck(again, free=free):
                 stuck.append(again)
     limits = await admin.limits(topic)
-    return [*_stuck(topic, stuck), *_held(topic, found.keys), *check_limits(stats, limits)]
+    return [*_stuck(topic, stuck), *_held(topic, found.keys), *_check_share(stats, limits)]
 
 
 def _is_stuck(key: KeyView, *, free: bool) -> bool:
-    """`free`: nothing keeps the workers from looking at it."""
+    """`free`: nothing keeps the workers from checking it."""
     waited = (key.unattended or 0) > OVERDUE and key.limited_by is None
     return waited and (free or key.turnless)
 
@@ -49,7 +49,7 @@ def _stuck(topic: str, keys: Sequence[KeyView]) -> Iterator[Finding]:
     if keys:
         longest = max(one.unattended or 0 for one in keys)
         yield bad(
-            f"{count(len(keys), 'key')} could start and no worker has looked at "
+            f"{count(len(keys), 'key')} could start, but no worker has checked "
             f"{'it' if len(keys) == 1 else 'them'} for up to {duration(longest)}: {_names(keys)}",
             f"Check that its workers are alive, then run: mx-rmq audit {topic} --repair",
             topic,
@@ -80,30 +80,22 @@ def _held(topic: str, keys: Sequence[KeyView]) -> Iterator[Finding]:
         yield warn(
             f"{count(len(none), 'key')} limited to 0 running, with messages waiting: "
             f"{_names(none)}",
-            f"Nothing of it starts. Restore it with: mx-rmq limit {topic} --key KEY --running none",
+            f"None of them starts. Restore it with: mx-rmq limit {topic} --key KEY --running none",
             topic,
             State.PENDING,
             "keys limited to 0",
         )
 
 
-def check_limits(stats: Stats, limits: LimitsView) -> Iterator[Finding]:
-    """Check the limits of a topic itself."""
-    running, topic = limits.in_force.running, stats.topic
-    if running == 0 and stats.pending:
-        yield warn(
-            f"limited to 0 running, {stats.pending:,} pending",
-            f"Nothing starts. Restore it with: mx-rmq limit {topic} --running none",
-            topic,
-            State.PENDING,
-            "limited to 0",
-        )
-    elif running is not None and stats.partitions > 1 and running <= stats.partitions:
+def _check_share(stats: Stats, limits: LimitsView) -> Iterator[Finding]:
+    """Check whether the partitions of a topic can share its running limit."""
+    running = limits.in_force.running
+    if running and 1 < stats.partitions >= running:
         yield warn(
             f"its running limit has reached its minimum: 1 in each of {stats.partitions:,} "
             f"partitions, so {stats.partitions:,} run at a time, even if it was set lower",
             "If fewer must run, limit each key (per_key) or use a topic with fewer partitions",
-            topic,
+            stats.topic,
         )
 
 

@@ -6,12 +6,20 @@ from typing import TYPE_CHECKING, Final
 
 from mx_rmq.admin.stats import MOST
 from mx_rmq.core.errors import OutcomeUnknown, ServerUnavailable, WrongType
-from mx_rmq.core.message import FAILED, WAITING
+from mx_rmq.core.message import FAILED, UNSTARTED
 from mx_rmq.core.partition import number_of
 from mx_rmq.core.text import count
 from mx_rmq.doctor.finding import Finding, bad, ok, warn
 from mx_rmq.doctor.keys import check_keys
-from mx_rmq.doctor.topics import check_stats, check_workers, served_topics, unreachable
+from mx_rmq.doctor.schedules import check_schedules
+from mx_rmq.doctor.topics import (
+    check_stats,
+    check_subscriptions,
+    check_workers,
+    served_topics,
+    unreachable,
+)
+from mx_rmq.doctor.waiting import check_waiting
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -45,13 +53,18 @@ async def check_queue(admin: Admin, *, audit: bool) -> list[Finding]:
                 found = found or [unreachable(topic, why)]
             elif stats is not None:
                 found += check_stats(stats, served=topic in served, now=await admin.now())
+                found += check_subscriptions(stats, workers)
                 found += await check_keys(admin, stats, served=topic in served)
                 found += [one async for one in _newer(admin, stats)]
+                found += await check_waiting(admin, stats)
                 found += [one async for one in _growing(admin, stats)]
                 found = found or [_well(stats, audited=audit)]
         except (ServerUnavailable, OutcomeUnknown) as error:
             found.append(unreachable(topic, error))
         findings += found
+    found_schedules = await admin.schedules()
+    if found_schedules:
+        findings += check_schedules(found_schedules, served=served, now=await admin.now())
     return findings
 
 
@@ -87,7 +100,7 @@ def _audited(topic: str, violations: list[Violation]) -> Iterator[Finding]:
 
 async def _newer(admin: Admin, stats: Stats) -> AsyncIterator[Finding]:
     """Report waiting messages that this release cannot read; its workers cannot either."""
-    for state in WAITING:
+    for state in UNSTARTED:
         if not getattr(stats, state):
             continue
         page = await admin.list(stats.topic, state, limit=SAMPLE)

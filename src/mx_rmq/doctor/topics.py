@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from mx_rmq.core.errors import OutcomeUnknown, ServerUnavailable
 from mx_rmq.core.message import State
+from mx_rmq.core.partition import base_topic
 from mx_rmq.core.text import count, duration, size
 from mx_rmq.doctor.finding import Finding, Severity, bad, warn
 from mx_rmq.store.memory_use import ARCHIVES
@@ -40,12 +41,15 @@ def check_overview(
     found += [unreachable(topic, why) for topic, why in overview.away.items()]
     for topic, stats in overview.topics.items():
         found += check_stats(stats, served=workers is None or topic in served, now=now)
+        if workers is not None:
+            found += check_subscriptions(stats, workers)
     return sorted(found, key=lambda one: (not one.bad, one.topic))
 
 
 def served_topics(workers: Iterable[WorkerView]) -> set[str]:
-    """Return the topics that a live worker serves."""
-    return {topic for worker in workers if worker.alive for topic in worker.topics}
+    """Return the topics that a live worker serves; of a subscription, also those of its topic."""
+    served = {topic for worker in workers if worker.alive for topic in worker.topics}
+    return served | {base_topic(topic) for topic in served}
 
 
 def unreachable(topic: str, why: Exception) -> Finding:
@@ -101,6 +105,30 @@ def check_stats(stats: Stats, *, served: bool, now: float) -> Iterator[Finding]:
         )
 
 
+def check_subscriptions(stats: Stats, workers: Sequence[WorkerView]) -> Iterator[Finding]:
+    """Check a topic for subscriptions without a worker, and for plain handlers beside them."""
+    alive = [worker for worker in workers if worker.alive]
+    served = {topic for worker in alive for topic in worker.topics}
+    for name in stats.subscriptions:
+        if f"{stats.topic}@{name}" not in served:
+            yield warn(
+                f"no live worker has its subscription {name}: copies pile up there",
+                f"Start a worker that has it, or end it: mx-rmq unsubscribe {stats.topic} {name}",
+                stats.topic,
+                note=f"no worker for {name}",
+            )
+    plain = [worker.name for worker in alive if stats.topic in worker.topics]
+    if stats.subscriptions and plain:
+        yield bad(
+            f"it has subscriptions, and {count(len(plain), 'worker')} with a plain handler that "
+            f"gets nothing, such as {plain[0]}",
+            "A topic has one plain handler or any number of subscriptions. Give that handler a "
+            "subscription",
+            stats.topic,
+            note="plain handler",
+        )
+
+
 def _waiting(stats: Stats, *, served: bool) -> Iterator[Finding]:
     topic, waited = stats.topic, stats.oldest_pending or 0
     start = "Start a worker that has a handler for it"
@@ -116,6 +144,9 @@ def _waiting(stats: Stats, *, served: bool) -> Iterator[Finding]:
     elif stats.delayed and not served:
         what = f"{stats.delayed:,} delayed, but no live worker will handle them when they are due"
         yield warn(what, start, topic, State.DELAYED, "no worker")
+    elif stats.waiting and not served:
+        what = f"{stats.waiting:,} waiting, but no live worker will handle them afterwards"
+        yield warn(what, start, topic, State.WAITING, "no worker")
     elif waited > SLOW and not stats.paused:
         cure = "Its workers do not keep up. Look for slow handlers, or add workers"
         if stats.held_back or stats.keys_blocked:
@@ -133,6 +164,14 @@ def _waiting(stats: Stats, *, served: bool) -> Iterator[Finding]:
         why = f" ({stats.pause_reason})" if stats.pause_reason else ""
         cure = f"Resume it on its page of the dashboard, or with: mx-rmq resume {topic}"
         yield warn(f"paused{why}, {stats.pending:,} pending", cure, topic, State.PENDING, "paused")
+    if stats.running_limit == 0 and stats.pending:
+        yield warn(
+            f"limited to 0 running, {stats.pending:,} pending",
+            f"No message starts. Restore it with: mx-rmq limit {topic} --running none",
+            topic,
+            State.PENDING,
+            "limited to 0",
+        )
 
 
 def _overdue(stats: Stats) -> Iterator[Finding]:

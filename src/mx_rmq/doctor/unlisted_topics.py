@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from mx_rmq.core.errors import ScriptFailed
 from mx_rmq.core.names import PARTITION
-from mx_rmq.core.partition import number_of, partitions_of, topic_of
+from mx_rmq.core.partition import number_of, partition, partitions_of, topic_of
 from mx_rmq.doctor.finding import Finding, bad, ok, skip
 
 if TYPE_CHECKING:
@@ -18,7 +18,8 @@ STEP: Final = 1000  # keys per step, about
 STEPS: Final = 200  # maximum number of steps: the server may have millions of other keys
 SHOWN: Final = 5
 
-_HOLDS: Final = r"\}:(payload|dlq:payload|error:parse:payload)"  # the keys that hold messages
+_HOLDS: Final = r"\}(@[^:]+)?:(payload|dlq:payload|error:parse:payload)"
+"""The keys that hold messages."""
 
 
 async def unlisted_topics(caller: Caller, keys: Keys, scratch: str) -> Finding:
@@ -34,7 +35,8 @@ async def unlisted_topics(caller: Caller, keys: Keys, scratch: str) -> Finding:
             for name in names:
                 match = holds.fullmatch(name.decode("utf-8", "replace"))
                 if match and PARTITION.fullmatch(match[1]):
-                    found.add(match[1])
+                    copies = match[2] or ""
+                    found.add(partition(topic_of(match[1]) + copies, number_of(match[1])))
         listed = await caller.command("HGETALL", keys.topics)  # last: topics may appear meanwhile
     except ScriptFailed:
         return skip(

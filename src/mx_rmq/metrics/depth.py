@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from mx_rmq.admin.stats import MOST
 from mx_rmq.core.errors import MxRmqError
 from mx_rmq.core.message import ARCHIVES, State
+from mx_rmq.core.partition import base_topic
 from mx_rmq.core.text import count, storable
 from mx_rmq.doctor.queue import check_topic_count
 from mx_rmq.doctor.topics import unreachable
@@ -26,7 +27,15 @@ from mx_rmq.metrics.exposition import counter, gauge
 from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import (
+        Awaitable,
+        Callable,
+        Collection,
+        Iterable,
+        Iterator,
+        Mapping,
+        Sequence,
+    )
 
     from prometheus_client import Metric
 
@@ -207,6 +216,7 @@ class Depth(Collector):
             [([topic], is_up) for topic, is_up in up.items()],
         )
         yield from _topics(overview.topics.values())
+        yield from _subscriptions(overview.topics)
         yield from _keys(reading.keys, self._top_keys)
         yield from _servers(reading.servers)
 
@@ -225,7 +235,9 @@ def _reason(error: object) -> str:
 
 def _workers(workers: Sequence[WorkerView], topics: Iterable[str]) -> Iterator[Metric]:
     alive = [one for one in workers if one.alive]
-    serving = Counter(topic for one in alive for topic in {*one.topics})
+    serving = Counter(
+        topic for one in alive for topic in {*one.topics, *map(base_topic, one.topics)}
+    )
     yield gauge(
         "mx_rmq_workers",
         "Recently seen workers.",
@@ -280,6 +292,21 @@ def _topics(found: Collection[Stats]) -> Iterator[Metric]:
         "Messages by what happened to them, since the topic was created.",
         ["topic", "what"],
         [([one.topic, what], n) for one in found for what, n in asdict(one.totals).items()],
+    )
+
+
+def _subscriptions(found: Mapping[str, Stats]) -> Iterator[Metric]:
+    copies = [
+        (one, name, found[f"{one.topic}@{name}"])
+        for one in found.values()
+        for name in one.subscriptions
+        if f"{one.topic}@{name}" in found
+    ]
+    yield gauge(
+        "mx_rmq_subscription_lag",
+        "Messages that a subscription has not started: waiting in it, or in its topic.",
+        ["topic", "subscription"],
+        [([one.topic, name], one.pending + its.pending + its.delayed) for one, name, its in copies],
     )
 
 

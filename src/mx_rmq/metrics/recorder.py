@@ -49,8 +49,18 @@ CRON_COUNTERS: Final = {
     "mx_rmq_crons_fired": "Ticks for which this worker produced the message.",
     "mx_rmq_crons_missed": "Ticks that no worker fired in time.",
 }
+SCHEDULE_COUNTERS: Final = {
+    "mx_rmq_schedules_fired": "Ticks of a schedule for which this worker produced the message.",
+    "mx_rmq_schedules_missed": "Ticks of a schedule that no worker fired in time.",
+}
+MOST_SCHEDULES: Final = 200  # further ones are counted together
+OTHERS: Final = "(others)"
+
+SIZES: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
+"""Upper bounds of the buckets for batches, in messages: no batch is larger than the last one."""
 
 _LE: Final = [*map(str, BOUNDS), "+Inf"]
+_LE_SIZES: Final = [*(f"{size:.1f}" for size in SIZES), "+Inf"]
 
 
 @dataclass(slots=True)
@@ -66,6 +76,18 @@ class Durations:
 
 
 @dataclass(slots=True)
+class BatchSizes:
+    """A histogram of the messages per call of a batch handler."""
+
+    buckets: list[int] = field(default_factory=lambda: [0] * (len(SIZES) + 1))
+    total: int = 0
+
+    def add(self, size: int) -> None:
+        self.buckets[bisect_left(SIZES, size)] += 1
+        self.total += size
+
+
+@dataclass(slots=True)
 class TopicTally:
     """What has happened in one topic, as far as this process knows."""
 
@@ -73,6 +95,7 @@ class TopicTally:
     refused: Counter[str] = field(default_factory=Counter)  # by outcome: the lease was lost
     handler_seconds: Durations = field(default_factory=Durations)
     queue_seconds: Durations = field(default_factory=Durations)
+    batch_size: BatchSizes | None = None  # None: it has had no batch
     leases_lost: int = 0
     taken_over: int = 0
     due: int = 0
@@ -88,6 +111,7 @@ class Recorder(Collector):
         self._mq = mq
         self.topics: defaultdict[str, TopicTally] = defaultdict(TopicTally)
         self._blocks: Counter[str] = Counter()  # by handler
+        self._schedules: dict[str, Counter[str]] = {}  # what has happened to each schedule
         self._deaths = Counter(dict.fromkeys(events.PARTS, 0))
         self._away = False
         self._reconnects = 0
@@ -109,7 +133,13 @@ class Recorder(Collector):
                 topic.queue_seconds.add(event.waited)
             return
         match event:
-            case events.Retried() | events.Snoozed() | events.Died() | events.Replaced():
+            case (
+                events.Retried()
+                | events.Snoozed()
+                | events.Parked()
+                | events.Died()
+                | events.Replaced()
+            ):
                 topic = self.topics[event.topic]
                 topic.outcomes[OUTCOMES[type(event)]] += 1
                 if event.seconds is not None:
@@ -125,6 +155,10 @@ class Recorder(Collector):
                     topic.handler_seconds.add(event.seconds)
             case events.Due():
                 self.topics[event.topic].due += event.count
+            case events.BatchHandled():
+                topic = self.topics[event.topic]
+                topic.batch_size = topic.batch_size or BatchSizes()
+                topic.batch_size.add(event.size)
             case events.LeaseLost():
                 topic = self.topics[event.topic]
                 topic.leases_lost += 1
@@ -146,18 +180,31 @@ class Recorder(Collector):
                 topic = self.topics[event.topic]
                 topic.is_cron = True
                 topic.crons_fired += 1
+                self._count_schedule(event.schedule, "mx_rmq_schedules_fired", 1)
             case events.CronMissed():
                 topic = self.topics[event.topic]
                 topic.is_cron = True
                 topic.crons_missed += event.ticks
+                self._count_schedule(event.schedule, "mx_rmq_schedules_missed", event.ticks)
             case events.WorkerStarted():
                 self._start_at_zero(event)
+
+    def _count_schedule(self, name: str, what: str, ticks: int) -> None:
+        """Count ticks of a schedule by its name; crons in code have none."""
+        if not name:
+            return
+        if name not in self._schedules and len(self._schedules) >= MOST_SCHEDULES:
+            name = OTHERS
+        counts = self._schedules.setdefault(name, Counter(dict.fromkeys(SCHEDULE_COUNTERS, 0)))
+        counts[what] += ticks
 
     def _start_at_zero(self, event: events.WorkerStarted) -> None:
         """Show every counter from the start: otherwise a rate misses the first increment."""
         self._away = False
         for topic in event.topics:
             self.topics[topic].is_cron = topic in self._mq.crons
+            if self._mq.handlers[topic].batch is not None:
+                self.topics[topic].batch_size = self.topics[topic].batch_size or BatchSizes()
             self._blocks[self._mq.handlers[topic].name] += 0
 
     def collect(self) -> Iterator[Metric]:
@@ -182,11 +229,15 @@ class Recorder(Collector):
                 counts = accumulate(times.buckets.copy())
                 histogram.add_metric([topic], list(zip(_LE, counts, strict=True)), times.total)
             yield histogram
+        yield _batch_sizes(topics)
         crons = [(topic, tally) for topic, tally in topics if tally.is_cron]
         for table, shown in ((TOPIC_COUNTERS, topics), (CRON_COUNTERS, crons)):
             for name, what in table.items():
                 samples = [([topic], _field(tally, name)) for topic, tally in shown]
                 yield counter(name, what, ["topic"], samples)
+        schedules = sorted(self._schedules.items())
+        for name, what in SCHEDULE_COUNTERS.items():
+            yield counter(name, what, ["schedule"], [([one], had[name]) for one, had in schedules])
         yield counter(
             "mx_rmq_loop_blocks",
             "How often a handler blocked the event loop for more than a second.",
@@ -212,6 +263,17 @@ class Recorder(Collector):
             "For how long the server was unreachable, counted when it comes back.",
             self._away_seconds,
         )
+
+
+def _batch_sizes(topics: list[tuple[str, TopicTally]]) -> Metric:
+    histogram = HistogramMetricFamily(
+        "mx_rmq_batch_size", "Messages per call of a batch handler.", labels=["topic"]
+    )
+    for topic, tally in topics:
+        if (sizes := tally.batch_size) is not None:
+            counts = accumulate(sizes.buckets.copy())
+            histogram.add_metric([topic], list(zip(_LE_SIZES, counts, strict=True)), sizes.total)
+    return histogram
 
 
 def _field(tally: TopicTally, name: str) -> Any:

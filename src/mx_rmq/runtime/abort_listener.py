@@ -13,6 +13,8 @@ from mx_rmq.runtime.loop import Loop
 from mx_rmq.runtime.slots import Stopped
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mx_rmq.net.subscription import Subscription
     from mx_rmq.runtime.lifecycle import Lifecycle
     from mx_rmq.runtime.slots import HeldMessage, Slots, TopicSlots
@@ -37,6 +39,7 @@ class AbortListener:
         self._slots = slots
         self._lifecycle = lifecycle
         self._topics: dict[str, TopicSlots] = {}  # by channel
+        self._notices: dict[str, Callable[[], None]] = {}  # by channel
         self._subscription: Subscription | None = None
         self.loop = Loop("abort listener", self.listen)
 
@@ -45,11 +48,19 @@ class AbortListener:
         self._topics[self._store.aborts_channel_of(topic.name)] = topic
         self.loop.wake()
 
+    def call_on_notice(self, channel: str, notice: Callable[[], None]) -> None:
+        """Also listen to a channel of another part, which needs no connection of its own."""
+        self._notices[channel] = notice
+        self.loop.wake()
+
     async def listen(self) -> float:
-        """Listen to every topic that is not heard yet."""
+        """Listen to every channel that is not heard yet."""
         if self._subscription is None:
-            self._subscription = self._store.subscription(self._heard, ping_every=CHECK_EVERY)
-        await asyncio.gather(*map(self._subscription.add, self._topics))
+            self._subscription = self._store.subscription(
+                self._heard, self._missed, ping_every=CHECK_EVERY
+            )
+        channels = [*self._topics, *self._notices]
+        await asyncio.gather(*map(self._subscription.add, channels))
         return CHECK_EVERY
 
     async def stop(self) -> None:
@@ -58,7 +69,14 @@ class AbortListener:
         if self._subscription is not None:
             await self._subscription.close()
 
+    def _missed(self, channel: str) -> None:
+        if channel in self._notices:
+            self._notices[channel]()
+
     def _heard(self, channel: str, data: bytes) -> None:
+        if channel in self._notices:
+            self._notices[channel]()
+            return
         token, _, id = data.partition(b" ")
         if not token.isdigit() or len(token) > MAX_DIGITS:
             return  # not ours: any client may publish

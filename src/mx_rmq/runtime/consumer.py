@@ -15,30 +15,29 @@ from contextvars import Context, copy_context
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-
 from mx_rmq.core import codec
 from mx_rmq.core.errors import DecodeError, InvalidInput, NewerRecord
 from mx_rmq.core.outcome import (
     Circumstances,
     Complete,
-    DeadLetter,
-    HandlerTimeout,
+    Finish,
     Outcome,
     Quarantine,
     Release,
-    Result,
     after_error,
     check_was_awaited,
     expired,
     postponed,
+    suspension,
+    timed_out,
+    undecided,
 )
 from mx_rmq.core.payload import unreadable
-from mx_rmq.core.status import Kept
-from mx_rmq.core.text import named
 from mx_rmq.runtime import current
+from mx_rmq.runtime.batches import Batches, HeldBatch
 from mx_rmq.runtime.loop import how_it_ended, spawn
 from mx_rmq.runtime.slots import Stopped
+from mx_rmq.runtime.steps import completion
 from mx_rmq.runtime.threads import Forks, Interrupted
 from mx_rmq.safe_log import get_logger
 
@@ -47,9 +46,11 @@ if TYPE_CHECKING:
     from mx_rmq.core.message import Message
     from mx_rmq.net.server_clock import ServerClock
     from mx_rmq.runtime.dispatcher import Dispatcher
+    from mx_rmq.runtime.event_bus import Events
     from mx_rmq.runtime.handler_calls import HandlerCall, HandlerCalls
     from mx_rmq.runtime.lifecycle import Lifecycle
     from mx_rmq.runtime.slots import HeldMessage, Slots
+    from mx_rmq.runtime.steps import StepKeeper
 
 logger = get_logger(__name__)
 
@@ -74,20 +75,22 @@ class Consumer:
         calls: HandlerCalls,
         dispatcher: Dispatcher,
         lifecycle: Lifecycle,
+        steps: StepKeeper,
+        bus: Events,
         *,
         worker: str,
         lease: float,
-        max_result: int,
     ) -> None:
         self._slots = slots
         self._calls = calls
         dispatcher.consumer = self
         self._lifecycle = lifecycle
+        self.steps = steps
         self._worker = worker
         self._lease = lease
-        self._max_result = max_result  # bytes
         self._timeouts = calls.timeouts
-        self.running: dict[asyncio.Task[None], HeldMessage] = {}
+        self.running: dict[asyncio.Task[None], HeldMessage | HeldBatch] = {}
+        self._batches = Batches(self, slots, calls, lifecycle, bus, lease=lease)
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle: list[asyncio.Future[None]] = []
         self._starting: set[asyncio.Task[None]] = set()
@@ -115,6 +118,8 @@ class Consumer:
             else:
                 waiter.set_result(None)
             self._woken += 1
+        if self._slots.lingering:
+            self._batches.wait()
         if self._slots.waiting and self._hand_back_timer is None and not self._closed:
             self._hand_back_timer = self._loop.call_later(WAIT_HERE, self._hand_back_late)
 
@@ -158,6 +163,12 @@ class Consumer:
                     raise
                 self._woken -= 1
                 continue
+            if held.topic.batch:
+                await self._batches.run(slots.gathered.pop(held), task)
+                self.start_ready()
+                if self._closed or _is_dirty(task, clean):
+                    return
+                continue
             outcome: Outcome | None = _RELEASE
             try:  # from here on, `finally` must free the slot
                 running[task] = held
@@ -169,7 +180,7 @@ class Consumer:
             except BaseException as error:
                 logger.exception("%s of %s cannot be handled", held.leased.id, held.topic.name)
                 if held.started_at is not None:  # else it was not the message's fault: release it
-                    outcome = _undecided(held, error)
+                    outcome = undecided(held.message, error)
             finally:
                 running.pop(task, None)
                 slots.finished(held)
@@ -199,7 +210,7 @@ class Consumer:
                 if dead is not None:
                     return dead
         except NewerRecord as newer:
-            return postponed(newer, self._circumstances(held.topic.clock))
+            return postponed(newer, self.circumstances(held.topic.clock))
         except DecodeError as undecodable:
             return Quarantine(undecodable)
         try:
@@ -210,8 +221,11 @@ class Consumer:
             self._timeouts.set(held, handler.timeout)
         held.interrupt = task.cancel
         error: BaseException | None = None
+        finish: Finish | None = None
         current.message.set(held)
         try:
+            if message.steps and (outcome := await self.steps.before(held, message)) is not None:
+                return outcome
             if handler not in self._how_to_call:
                 self._how_to_call[handler] = self._calls.how_to_call(handler)
             call = self._how_to_call[handler]
@@ -221,6 +235,8 @@ class Consumer:
                 result = await call(held, message, payload)
             if result is not None:
                 check_was_awaited(result, handler)
+            if held.steps is not None:
+                finish = await self.steps.after(held, held.message, result)
         except KeyboardInterrupt:
             raise  # it is meant for the whole process
         except BaseException as raised:
@@ -237,34 +253,26 @@ class Consumer:
         if held.stopped is Stopped.NO_THREAD:  # the handler never ran, whatever middleware did
             return _RELEASE
         if error is None and held.stopped is None and handler.result_ttl is None:
-            return _COMPLETE
+            return finish or _COMPLETE
         if error is None and not held.is_lost:
-            outcome, error = self._keep(handler, message, result)
+            if finish is not None:
+                return finish
+            outcome, error = self.keep(handler, message, result)
             if outcome is not None:
                 return outcome
-        return self._outcome(held, message, error)
+        return self._outcome(held, held.message, error)
 
-    def _keep(
+    def keep(
         self, handler: Handler, message: Message, result: Any
     ) -> tuple[Complete | None, Exception | None]:
         """Return how a message completes with what was returned, or why it does not."""
-        ttl = handler.result_ttl_ms
-        if ttl is None:
+        if handler.result_ttl is None:
             return _COMPLETE, None
         try:
-            value = codec.encode_payload(result, self._max_result)
-        except Exception as error:  # noqa: BLE001 - serializers are user code
-            why = str(error) if isinstance(error, InvalidInput) else named(error)
-            refused = InvalidInput(f"the result of {handler.name} cannot be kept: {why}")
-            refused.__cause__ = error  # its traceback shows where
-            return None, refused
-        kept = Kept(
-            attempt=message.attempts + 1,
-            created_at=message.created_at,
-            ttl=ttl,
-            worker=self._worker,
-        )
-        return Result(kept.with_result(bytes(value)), ttl), None
+            value = self.steps.encoded(f"the result of {handler.name}", result)
+        except InvalidInput as error:
+            return None, error
+        return completion(handler, message, self._worker, bytes(value)), None
 
     def _outcome(
         self, held: HeldMessage, message: Message, error: BaseException | None
@@ -274,16 +282,17 @@ class Consumer:
             return None
         if error is None:
             return _COMPLETE
+        if (suspended := suspension(error)) is not None:
+            return suspended.outcome_with(message)  # `finally` blocks may have noted steps since
         handler = held.topic.handler
         interrupted = isinstance(error, asyncio.CancelledError | Interrupted)
         if held.stopped is Stopped.SHUTDOWN and interrupted:
             return _RELEASE
         if held.stopped is Stopped.TIMEOUT and interrupted:
-            timeout = HandlerTimeout(f"{handler.name} took longer than {handler.timeout:g} s")
-            error = timeout.with_traceback(error.__traceback__)
-        return after_error(message, handler, error, self._circumstances(held.topic.clock))
+            error = timed_out(handler, error)
+        return after_error(message, handler, error, self.circumstances(held.topic.clock))
 
-    def _circumstances(self, clock: ServerClock) -> Circumstances:
+    def circumstances(self, clock: ServerClock) -> Circumstances:
         chance = random.random()  # noqa: S311 - jitter
         return Circumstances(now=clock.now(), worker=self._worker, chance=chance)
 
@@ -310,6 +319,19 @@ class Consumer:
         held = self.running.get(task) if task is not None else None
         return None if held is None else held.topic.handler
 
+    def unfinished(self) -> list[HeldMessage]:
+        """Return the messages whose handlers run."""
+        return [
+            one
+            for held in self.running.values()
+            for one in (held.items if isinstance(held, HeldBatch) else (held,))
+        ]
+
+    def start_lingering(self) -> None:
+        """Start batches that wait for more messages, if the server has none: for a drain."""
+        self._slots.end_lingering(early=True)
+        self.start_ready()
+
     def down(self) -> str:
         """Return how a consumer died that should have kept running; empty: none did."""
         return "" if self._closed else self._died
@@ -323,6 +345,7 @@ class Consumer:
         """End the idle consumers, when the worker stops."""
         self._closed = True
         self._timeouts.close()
+        self._batches.close()
         tasks = [task for task in self._tasks if task not in self.running]
         for task in tasks:
             task.cancel()
@@ -336,11 +359,3 @@ def _is_dirty(task: asyncio.Task[None], before: Context) -> bool:
         return bool(task.cancelling()) or copy_context() != before
     except Exception:  # noqa: BLE001 - values of context variables may raise when compared
         return True
-
-
-def _undecided(held: HeldMessage, error: BaseException) -> Outcome:
-    """Return the outcome of a message for which our own code failed to decide one."""
-    if held.message is None:
-        return Quarantine(error)
-    reason = f"undecided: {named(error)}"
-    return DeadLetter(msgspec.structs.replace(held.message, reason=reason))

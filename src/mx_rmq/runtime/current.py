@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Final
 from mx_rmq.runtime.threads import Interrupted
 
 if TYPE_CHECKING:
+    from mx_rmq.runtime.batches import HeldBatch
     from mx_rmq.runtime.slots import HeldMessage, Stopped
 
-message: Final[ContextVar[HeldMessage | None]] = ContextVar("mx_rmq.message", default=None)
-"""The message that is being handled."""
+message: Final[ContextVar[HeldMessage | HeldBatch | None]] = ContextVar(
+    "mx_rmq.message", default=None
+)
+"""The message, or the batch of messages, that is being handled."""
 
 worker: Final[ContextVar[str | None]] = ContextVar("mx_rmq.worker", default=None)
 """The name of the worker; None outside of one."""

@@ -12,14 +12,14 @@ from collections import Counter, defaultdict
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from mx_rmq.core.errors import MxRmqError, OutcomeUnknown
 from mx_rmq.runtime.loop import Backoff, FailureLog, how_it_ended, spawn
 from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Coroutine, Iterable
 
     from mx_rmq.runtime.consumer import Consumer
     from mx_rmq.runtime.slots import Slots, TopicSlots
@@ -38,6 +38,9 @@ OUTSTANDING: Final = 2
 BATCH: Final = 200
 """Messages per call. Enough to share its cost, few enough that the server, the handlers and the
 lifecycle can work on different batches at the same time."""
+
+LARGE_BATCH: Final = 500
+"""Messages per call for a batch handler that takes so many at a time."""
 
 
 class Dispatcher:
@@ -120,28 +123,19 @@ class Dispatcher:
 
     def _ask(self, topic: TopicSlots, room: int) -> asyncio.Task[Dispatched]:
         """Start a dispatch call; `_answered` gets the result."""
-        count = min(room, BATCH)
+        count = min(room, BATCH if topic.batch <= BATCH else min(topic.batch, LARGE_BATCH))
+        dispatch: Callable[..., Coroutine[Any, Any, Dispatched]] = self._store.dispatch_message
         if topic.in_turn:
-            task = spawn(
-                "dispatch",
-                self._store.dispatch_in_turn,
-                topic.name,
-                self._worker,
-                count=count,
-                lease=self._lease,
-                limits=topic.limits,
-                alone=topic.ordered,
-            )
-        else:
-            task = spawn(
-                "dispatch",
-                self._store.dispatch_message,
-                topic.name,
-                self._worker,
-                count=count,
-                lease=self._lease,
-                alone=topic.ordered,
-            )
+            dispatch = partial(self._store.dispatch_in_turn, limits=topic.limits)
+        task = spawn(
+            "dispatch",
+            dispatch,
+            topic.name,
+            self._worker,
+            count=count,
+            lease=self._lease,
+            alone=topic.ordered,
+        )
         self._slots.reserve(topic, count)
         self._calls[topic] += 1
         self._tasks.add(task)
@@ -206,13 +200,17 @@ class Dispatcher:
         self._timers[topic] = loop.call_at(at, self._ask_now, topic)
 
     def _ask_now(self, topic: TopicSlots) -> None:
-        """Ask for messages that a limit held back; without room, ring for another worker."""
+        """Ask for messages that a limit held back; without room, ring for another worker.
+
+        If a call is under way, its answer brings them, or says when to ask again.
+        """
         del self._timers[topic]
         then = self._then.pop(topic, None)
         if then is not None:
             loop = asyncio.get_running_loop()
             self._timers[topic] = loop.call_at(then, self._ask_now, topic)
-        if self.on_hold or topic in self._paused or not self._slots.room(topic):
+        has_room = self._slots.room(topic) or self._calls[topic]
+        if self.on_hold or topic in self._paused or not has_room:
             self._spawn_ring(topic)
         else:
             self._slots.backlog[topic] = None
@@ -262,7 +260,7 @@ class Dispatcher:
     async def _ring(self, name: str) -> None:
         """Ring for other workers: we refused them, or have no room."""
         with suppress(MxRmqError):  # the others survey their topics every ten seconds anyway
-            await self._store.ring_doorbell(name)
+            await self._store.ring_doorbell(name, self._worker)
 
     # which doorbells to listen to
 

@@ -1,4 +1,4 @@
-"""The doorbell listener: waits for rings of topics and wakes the dispatcher or the scheduler.
+"""The doorbell listener: waits for rings of topics and wakes dispatcher, scheduler or relay.
 
 One blocking call waits for the doorbells of all its topics. Each ring ends the call, and the next
 one names all topics again, so the cost of a ring grows with their number. That is why a listener
@@ -14,8 +14,11 @@ from mx_rmq.runtime.loop import Loop, how_it_ended, spawn
 from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
+    from collections.abc import Set as AbstractSet
+
     from mx_rmq.net.doorbell import Doorbell
     from mx_rmq.runtime.dispatcher import Dispatcher
+    from mx_rmq.runtime.relay import Relay
     from mx_rmq.runtime.scheduler import Scheduler
     from mx_rmq.runtime.slots import TopicSlots
     from mx_rmq.store import Store
@@ -38,6 +41,7 @@ class DoorbellListener:
         self, store: Store, doorbell: Doorbell, dispatcher: Dispatcher, scheduler: Scheduler
     ) -> None:
         self.topics: dict[str, TopicSlots] = {}
+        self._relayed: dict[str, Relay] = {}  # topics with subscriptions, and who fans them out
         self._store = store
         self._doorbell = doorbell
         self._dispatcher = dispatcher
@@ -55,17 +59,28 @@ class DoorbellListener:
         self.topics[topic.name] = topic
         self.listen_again()
 
+    def add_relayed(self, topic: str, relay: Relay) -> None:
+        """Also listen to this topic, for a relay."""
+        self._relayed[topic] = relay
+        self.listen_again()
+
+    def is_full(self) -> bool:
+        return len(self.topics) + len(self._relayed) >= MAX_TOPICS
+
     async def listen(self) -> float:
         """Wait for one ring and pass it on."""
         dispatcher = self._dispatcher
         skipped = dispatcher.to_skip(self.topics.values())
-        listened = self.topics.keys() - {topic.name for topic in skipped}
+        listened: AbstractSet[str] = self.topics.keys() - {topic.name for topic in skipped}
+        delays: AbstractSet[str] = self.topics.keys()
+        if self._relayed:
+            listened, delays = listened | self._relayed.keys(), delays | self._relayed.keys()
         seconds = min(WAIT * dispatcher.listeners, LONGEST_WAIT)
         self._waiting = True
         self._waits += 1
         dispatcher.skipped.update(dict.fromkeys(skipped, self.listen_again))
         try:
-            ring = await self._doorbell.wait(listened, self.topics, seconds)
+            ring = await self._doorbell.wait(listened, delays, seconds)
         finally:
             self._waiting = False
             for topic in skipped:
@@ -74,6 +89,8 @@ class DoorbellListener:
             return 0.0
         if ring.delay:
             self._scheduler.on_ring(ring.topic)
+        elif ring.topic in self._relayed:
+            self._relayed[ring.topic].wake(ring.topic)
         elif not await dispatcher.take(ring.topic):
             await self._store.ring_doorbell(ring.topic)  # for a worker that has room
             dispatcher.wake(ring.topic)

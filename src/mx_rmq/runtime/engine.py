@@ -1,8 +1,8 @@
 """The engine: the parts of one running worker, and the order in which they start and stop.
 
     doorbell listener -> dispatcher -> slots -> consumer -> lifecycle    the path of a message
-    survey, scheduler, expirer, monitor, crons                           once per site: `site.py`
-    lease keeper, caretaker, janitor, registry, watchdog                 beside them
+    survey, scheduler, expirer, monitor, crons, relay                    once per site: `site.py`
+    schedules, lease keeper, caretaker, janitor, registry, watchdog      beside them
 
 The parts call each other directly. The engine only builds, starts and stops them.
 """
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from mx_rmq.core import events
 from mx_rmq.core.errors import MxRmqError
 from mx_rmq.core.outcome import Release
-from mx_rmq.core.partition import partitions
+from mx_rmq.core.partition import base_topic, partitions, subscription_of
 from mx_rmq.runtime.abort_listener import AbortListener
 from mx_rmq.runtime.caretaker import Caretaker
 from mx_rmq.runtime.consumer import Consumer
@@ -29,8 +29,10 @@ from mx_rmq.runtime.loop import Loop
 from mx_rmq.runtime.progress import ProgressSender
 from mx_rmq.runtime.recovery import Recovery
 from mx_rmq.runtime.registry import Registry
+from mx_rmq.runtime.schedules import Schedules
 from mx_rmq.runtime.site import Site
 from mx_rmq.runtime.slots import Slots, Stopped
+from mx_rmq.runtime.steps import StepKeeper
 from mx_rmq.runtime.threads import Threads
 from mx_rmq.runtime.watchdog import Watchdog
 
@@ -40,8 +42,10 @@ if TYPE_CHECKING:
     from mx_rmq.core.cron import Cron
     from mx_rmq.core.handler import Handler
     from mx_rmq.core.middleware import Middleware
+    from mx_rmq.net.server_clock import ServerClock
     from mx_rmq.runtime.event_bus import Events
     from mx_rmq.runtime.injection import Injection
+    from mx_rmq.runtime.relay import Relay
     from mx_rmq.runtime.slots import TopicSlots
     from mx_rmq.settings import WorkerSettings
     from mx_rmq.store import Store
@@ -54,6 +58,8 @@ HELD_BACK: Final = 30.0
 wait for those. A rate rarely makes them wait for so long."""
 
 CANCEL_AGAIN_WITHIN: Final = 1.0  # seconds for a handler to end after its second cancellation
+
+FOREVER: Final = 10**14  # ms; a message that is due later waits for a signal, and never times out
 
 
 class Engine:
@@ -86,6 +92,7 @@ class Engine:
         self._threads = Threads(settings.concurrency, inline=inline)
         self._dispatcher = Dispatcher(store, self.slots, worker=name, lease=round(lease * 1000))
         self._lifecycle = Lifecycle(store, self.slots, self._dispatcher, bus, worker=name)
+        steps = StepKeeper(store, self._lifecycle, worker=name, on_untold=self._untold)
         self._progress = ProgressSender(store, worker=name)
         calls = HandlerCalls(
             self._threads,
@@ -93,15 +100,17 @@ class Engine:
             middleware=middleware,
             progress=self._progress,
             injection=injection,
+            steps=steps,
         )
         self.consumer = Consumer(
             self.slots,
             calls,
             self._dispatcher,
             self._lifecycle,
+            steps,
+            bus,
             worker=name,
             lease=lease,
-            max_result=store.limits.max_payload,
         )
         self._lease_keeper = LeaseKeeper(
             store, self.slots, self.consumer, self._lifecycle, bus, worker=name, lease=lease
@@ -109,10 +118,12 @@ class Engine:
         self._abort_listener = AbortListener(store, self.slots, self._lifecycle)
         self._sites: dict[int, Site] = {}
         self._recovery = Recovery(store, self._lifecycle, bus, worker=name, lease=lease)
-        self._caretaker = Caretaker(store, bus, self._recovery, self.slots.topics, worker=name)
+        self._relayed: dict[str, Relay] = {}  # topics with subscriptions, and their partitions
+        self._served: dict[str, None] = {}  # all topics and partitions that have a site here
+        self._caretaker = Caretaker(store, bus, self._recovery, self._served, worker=name)
         self._janitor = Janitor(
             store,
-            lambda: [*self.slots.topics, *self._caretaker.topics],
+            lambda: [*self._served, *self._caretaker.topics],
             lambda: [
                 name
                 for name, topic in self.slots.topics.items()
@@ -128,6 +139,14 @@ class Engine:
             on_change=self._registry_loop.wake,
             on_failed=self.fail,
         )
+        self._schedules = Schedules(
+            store,
+            self._crons,
+            bus,
+            clocks=self._clock_of,
+            watch=self.watchdog.watch,
+        )
+        self._abort_listener.call_on_notice(self._schedules.channel, self._schedules.look_again)
         self.watchdog.watch(
             self._lease_keeper,
             self._threads,
@@ -138,6 +157,7 @@ class Engine:
             self._janitor.loop,
             self._registry_loop,
             self._progress.loop,
+            self._schedules.loop,
         )
 
     async def start(self) -> None:
@@ -154,6 +174,7 @@ class Engine:
         self._serve()
         self._abort_listener.loop.start()
         self._caretaker.loop.start()
+        self._schedules.loop.start()
         self._janitor.loop.start()
         self._registry_loop.start()
         topics = tuple(self._handlers)
@@ -163,6 +184,7 @@ class Engine:
         """Stop everything in order; return whether everything was settled or handed back."""
         self._dispatcher.leaving = True
         self._bus.emit(events.WorkerStopping(self._name, self.slots.running, grace))
+        await self._schedules.stop()
         await asyncio.gather(*(site.stop_taking() for site in self._sites.values()))
         await self._dispatcher.stop(STEP_WITHIN)
         self.consumer.hand_back()
@@ -217,7 +239,7 @@ class Engine:
             for held in list(self.consumer.running.values()):
                 held.stop(Stopped.SHUTDOWN, again=again)
             await self._until_none_runs(seconds)
-        for held in list(self.consumer.running.values()):
+        for held in self.consumer.unfinished():
             held.settling = True
             self._lifecycle.settle(held, Release())
 
@@ -242,7 +264,17 @@ class Engine:
                     site = self._sites.get(number) or self._open_site(number)
                     topic_slots = self.slots.add(handler, name, site.clock, parts)
                     site.add(topic_slots)
+                    self._served[name] = None
                     self._abort_listener.add(topic_slots)
+                    self.watchdog.watch(*site.loops)
+        for topic in {base_topic(name) for name in self._handlers if subscription_of(name)}:
+            for name in partitions(topic, self._store.partitions.get(topic, 1)):
+                if name not in self._relayed:
+                    number = self._store.site_of(name)
+                    site = self._sites.get(number) or self._open_site(number)
+                    site.relay(name, self._store.own_ttl(topic))
+                    self._relayed[name] = site.relays[0]
+                    self._served[name] = None
                     self.watchdog.watch(*site.loops)
 
     def _open_site(self, number: int) -> Site:
@@ -257,6 +289,14 @@ class Engine:
         )
         site.start()
         return site
+
+    def _untold(self, topic: str) -> None:
+        """Look soon at what a message waits for that is about to be parked."""
+        self._sites[self._store.site_of(topic)].waiting_check.parks(topic)
+
+    def _clock_of(self, number: int) -> ServerClock | None:
+        site = self._sites.get(number)
+        return None if site is None else site.clock
 
     def _on_check(self) -> None:
         """Extend leases if the lease keeper is late; while it is down, dispatch nothing."""
@@ -278,6 +318,8 @@ class Engine:
         progress = self._lifecycle.progress
         while not self.failed.done():
             progress.clear()
+            if self.slots.lingering:
+                self.consumer.start_lingering()
             left = bool(self.slots.held) or await self._is_anything_left(delayed=delayed)
             if not (left or self.slots.held or progress.is_set()):  # nothing moved while we asked
                 return
@@ -286,11 +328,18 @@ class Engine:
                     await progress.wait()
 
     async def _is_anything_left(self, *, delayed: bool) -> bool:
+        for name in list(self._relayed):  # first: its messages become the others'
+            due = await self._store.get_next_delay_task(name)
+            counts = await self._store.views.counts(name)
+            waits = counts.pending and not counts.paused and counts.subscriptions
+            if waits or due == 0 or counts.processing or (counts.delayed and delayed):
+                return True
         for name, topic in list(self.slots.topics.items()):
             # Ask this before counting: what is due may become pending in between.
             due = await self._store.get_next_delay_task(name)
             counts = await self._store.views.counts(name)
-            if due == 0 or counts.processing or (counts.delayed and delayed):
+            times_out = counts.waiting and due is not None and due < FOREVER
+            if due == 0 or counts.processing or (delayed and (counts.delayed or times_out)):
                 return True
             pending = counts.pending and not counts.paused
             if pending and not (topic.in_turn and await self._is_held_back(topic, due)):

@@ -48,8 +48,8 @@ _LINES: Final[dict[type, str]] = {
     events.PartDied: "the %(part)s ended unexpectedly and is being restarted: %(error)s",
     events.PartRestarted: "the %(part)s is back after %(seconds).1f s (restart %(restarts)d)",
     events.WorkerFailed: "worker %(worker)s is stopping because it failed: %(error)s",
-    events.CronFired: "%(topic)s %(id)s: cron fired",
-    events.CronMissed: "%(topic)s: the tick of %(tick)s%(before)s missed, and skipped",
+    events.CronFired: "%(topic)s %(id)s: %(timer)s fired",
+    events.CronMissed: "%(topic)s: the tick%(timer)s %(tick)s%(before)s missed, and skipped",
 }
 
 _LEVELS: Final[dict[type, int]] = {
@@ -64,7 +64,7 @@ _LEVELS: Final[dict[type, int]] = {
 """The others are warnings."""
 
 LOGGED: Final[tuple[type[Any], ...]] = tuple(_LINES)
-"""Events that are logged. Completed and snoozed messages are not: there are too many.
+"""Events that are logged. Completed, snoozed and parked messages are not: there are too many.
 `mx-rmq worker` logs them while they are few."""
 
 _NAMES: Final = {"id": "message_id", "attempts": "attempt"}
@@ -115,7 +115,10 @@ class EventLog:
                 if now - self._newer_at.get(topic, float("-inf")) < NEWER_EVERY:
                     return
                 self._newer_at[topic] = now
-            case events.CronMissed(tick=tick, ticks=ticks):
+            case events.CronFired(schedule=schedule):
+                fields["timer"] = f"schedule {schedule}" if schedule else "cron"
+            case events.CronMissed(tick=tick, ticks=ticks, schedule=schedule):
+                fields["timer"] = f" of schedule {schedule} at" if schedule else " of"
                 fields["tick"] = datetime.fromtimestamp(tick, UTC).isoformat()
                 fields["before"] = f" and {ticks - 1:,} before it were" if ticks > 1 else " was"
         logger.about({"mx_rmq": about}).log(level, line, fields)

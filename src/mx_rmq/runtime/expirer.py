@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mx_rmq.core.handler import Handler
     from mx_rmq.net.server_clock import ServerClock
     from mx_rmq.runtime.recovery import Recovery
+    from mx_rmq.runtime.relay import RelayedTopic
     from mx_rmq.store import Store
 
 PAUSE: Final = 1.0  # seconds between two calls for a topic, so that expiring messages share one
@@ -30,7 +31,11 @@ class Expirer:
     """Knows when the next message expires in each topic of one site."""
 
     def __init__(
-        self, store: Store, recovery: Recovery, clock: ServerClock, handlers: Mapping[str, Handler]
+        self,
+        store: Store,
+        recovery: Recovery,
+        clock: ServerClock,
+        handlers: Mapping[str, Handler | RelayedTopic],
     ) -> None:
         self._store = store
         self._recovery = recovery

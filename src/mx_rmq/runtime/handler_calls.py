@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from mx_rmq.core.handler import Handler
     from mx_rmq.core.message import Message
     from mx_rmq.core.middleware import Handle, Middleware
+    from mx_rmq.runtime.batches import HeldBatch
     from mx_rmq.runtime.dispatcher import Dispatcher
     from mx_rmq.runtime.injection import Injection
     from mx_rmq.runtime.progress import ProgressSender
     from mx_rmq.runtime.slots import HeldMessage
+    from mx_rmq.runtime.steps import StepKeeper
     from mx_rmq.runtime.threads import Threads
 
 HandlerCall = Callable[["HeldMessage", "Message", Any], Awaitable[Any]]
@@ -41,14 +43,16 @@ class HandlerCalls:
         middleware: Sequence[Middleware],
         progress: ProgressSender,
         injection: Injection,
+        steps: StepKeeper,
     ) -> None:
         self.timeouts = Timeouts()
         self._threads = threads
         self._dispatcher = dispatcher
-        self._middleware = middleware
+        self.middleware = middleware
         self._progress = progress
-        self._injection = injection
-        self._delivered: dict[tuple[str, str, int], HeldMessage] = {}
+        self.injection = injection
+        self._steps = steps
+        self._delivered: dict[tuple[str, str | None, str, int], HeldMessage] = {}
         self._not_awaited: dict[HeldMessage, Coroutine[Any, Any, Any]] = {}
         """Handlers that middleware has called and not awaited yet."""
         self._loop = asyncio.get_running_loop()
@@ -58,11 +62,11 @@ class HandlerCalls:
         only its payload, as most are."""
         function, arguments = handler.function, handler.arguments
         innermost = self._innermost(handler)
-        handle = around_handle(self._middleware, innermost)
+        handle = around_handle(self.middleware, innermost)
         if handle is not innermost or handler.wants_delivery or handler.dependencies is not None:
             return lambda held, message, payload: self._deliver(held, message, payload, handle)
         if not handler.is_async:
-            return lambda held, _, payload: self._in_thread(
+            return lambda held, _, payload: self.in_thread(
                 held, Call(function, arguments(payload, None))
             )
         return None if handler.wants_payload else lambda *_: function()
@@ -72,27 +76,10 @@ class HandlerCalls:
     ) -> Any:
         """Call middleware and handler with a Delivery."""
         timeout, clock = held.topic.handler.timeout, held.topic.clock
-
-        def extend(seconds: float) -> float | None:
-            if timeout is None:
-                return None
-            self._loop.call_soon_threadsafe(self._set_timeout, held, seconds)
-            return clock.now() / 1000 + seconds
-
-        delivery = Delivery(
-            id=message.id,
-            topic=message.topic,
-            payload=payload,
-            attempt=message.attempts + 1,
-            fence=held.leased.token,
-            headers=message.headers,
-            created_at=message.created_at / 1000,
-            deadline=None if timeout is None else clock.now() / 1000 + timeout,
-            extend=extend,
-            key=message.key,
-            progress=partial(self._progress.report, held),
-        )
-        key = (message.topic, message.id, held.leased.token)  # middleware may pass on a copy
+        deadline = None if timeout is None else clock.now() / 1000 + timeout
+        delivery = self.delivery(held, message, payload, deadline, partial(self.extend, held))
+        # middleware may pass on a copy
+        key = (message.topic, held.topic.subscription, message.id, held.leased.token)
         self._delivered[key] = held
         try:
             result = await handle(delivery)
@@ -105,11 +92,44 @@ class HandlerCalls:
             raise NotAwaited(f"middleware called {held.topic.handler.name} and did not await it")
         return result
 
+    def delivery(
+        self,
+        held: HeldMessage,
+        message: Message,
+        payload: Any,
+        deadline: float | None,
+        extend: Callable[[float], float | None],
+    ) -> Delivery:
+        return Delivery(
+            id=message.id,
+            topic=message.topic,
+            payload=payload,
+            attempt=message.attempts + 1,
+            fence=held.leased.token,
+            headers=message.headers,
+            created_at=message.created_at / 1000,
+            deadline=deadline,
+            extend=extend,
+            key=message.key,
+            progress=partial(self._progress.report, held),
+            steps=partial(self._steps.of, held),
+            subscription=held.topic.subscription,
+        )
+
+    def extend(self, held: HeldMessage | HeldBatch, seconds: float) -> float | None:
+        """Give a handler this much time from now; return its deadline. From any thread."""
+        if held.topic.handler.timeout is None:
+            return None
+        self._loop.call_soon_threadsafe(self._set_timeout, held, seconds)
+        return held.topic.clock.now() / 1000 + seconds
+
     def _innermost(self, handler: Handler) -> Handle:
         """Return the function inside all middleware, which calls the handler."""
 
         def call(delivery: Delivery) -> Any:
-            held = self._delivered[delivery.topic, delivery.id, delivery.fence]
+            held = self._delivered[
+                delivery.topic, delivery.subscription, delivery.id, delivery.fence
+            ]
             running = self._not_awaited[held] = self._run(held, delivery)
             return running
 
@@ -120,19 +140,20 @@ class HandlerCalls:
         self._not_awaited.pop(held, None)
         handler = held.topic.handler
         if handler.dependencies is not None:
-            return await self._injection.run(
-                handler, delivery, lambda call: self._in_thread(held, call)
+            return await self.injection.run(
+                handler, delivery.payload, delivery, lambda call: self.in_thread(held, call)
             )
         given = handler.arguments(delivery.payload, delivery)
         if handler.is_async:
             result = await handler.function(*given)
         else:
-            result = await self._in_thread(held, Call(handler.function, given))
+            result = await self.in_thread(held, Call(handler.function, given))
         if result is not None:
             check_was_awaited(result, handler)
         return result
 
-    async def _in_thread(self, held: HeldMessage, call: Call) -> Any:
+    async def in_thread(self, held: HeldMessage | HeldBatch, call: Call) -> Any:
+        """Run a call in a thread, in which it can be interrupted."""
         if (timeout := held.topic.handler.timeout) is not None:
 
             def wait() -> None:  # the timeout starts only when the call gets a thread
@@ -152,6 +173,6 @@ class HandlerCalls:
                 self._dispatcher.pause(held.topic, self._threads.backoff.next())
         return await result if isinstance(result, Coroutine) else result
 
-    def _set_timeout(self, held: HeldMessage, seconds: float) -> None:
+    def _set_timeout(self, held: HeldMessage | HeldBatch, seconds: float) -> None:
         if held.interrupt is not None:  # else the handler has ended
             self.timeouts.set(held, seconds)

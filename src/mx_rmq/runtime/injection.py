@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
     from contextlib import AbstractAsyncContextManager
 
+    from mx_rmq.core.batch import Batch
     from mx_rmq.core.delivery import Delivery
     from mx_rmq.core.dependencies import Overrides, Plan, Provider
     from mx_rmq.core.handler import Handler
@@ -67,7 +68,8 @@ class Injection:
     async def run(
         self,
         handler: Handler,
-        delivery: Delivery,
+        payload: Any,
+        delivery: Delivery | Batch,
         in_thread: Callable[[Call], Awaitable[Any]],
     ) -> Any:
         """Call the providers, then the handler, then clean up in reverse order.
@@ -81,7 +83,7 @@ class Injection:
         loop = asyncio.get_running_loop()
         try:
             plan, of_worker = self._ready(handler)
-            values = [delivery.payload, delivery, *of_worker]
+            values = [payload, delivery, *of_worker]
             for step in plan.in_loop:
                 values.append(await _provide(step, values, opened))
             if handler.is_async:

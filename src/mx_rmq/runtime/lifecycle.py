@@ -20,7 +20,9 @@ from mx_rmq.core.message import State
 from mx_rmq.core.outcome import (
     Complete,
     DeadLetter,
+    Finish,
     Outcome,
+    Park,
     Postpone,
     Quarantine,
     Release,
@@ -31,6 +33,7 @@ from mx_rmq.core.outcome import (
 )
 from mx_rmq.core.partition import topic_of
 from mx_rmq.core.text import named
+from mx_rmq.runtime.follow_ups import FollowUps
 from mx_rmq.runtime.loop import Backoff, how_it_ended, spawn
 from mx_rmq.runtime.outcome_events import (
     after_losing,
@@ -75,8 +78,10 @@ class _Kind(NamedTuple):
 _KINDS: Final = {
     Complete: _Kind("completed", events.Completed),
     Result: _Kind("completed", events.Completed),
+    Finish: _Kind("completed", events.Completed, most=100),
     RetryLater: _Kind("retried", events.Retried),
     SnoozeLater: _Kind("snoozed", events.Snoozed),
+    Park: _Kind("parked", events.Parked, most=100),
     DeadLetter: _Kind("dead", events.Died, most=1),
     Quarantine: _Kind("quarantined", events.Quarantined, most=1),
     Release: _Kind("released", events.Released),
@@ -85,10 +90,11 @@ _KINDS: Final = {
 }
 
 
-class _TakenOver(NamedTuple):
+class Decided(NamedTuple):
     """A message that `Recovery` took over. It has no slot here, and no handler runs it."""
 
     leased: Leased
+    message: Message | None  # None: it cannot be read
     outcome: Outcome
 
 
@@ -103,6 +109,7 @@ class Lifecycle:
         self._store = store
         self._slots = slots
         self._dispatcher = dispatcher
+        self.follow_ups = FollowUps(store, worker=worker)
         self._bus = bus
         self._worker = worker
         self.progress = asyncio.Event()  # set whenever a handler has ended or a message is settled
@@ -147,12 +154,12 @@ class Lifecycle:
         try:
             while waiting:
                 count = min(_KINDS[kind].most, len(waiting))
-                if kind in (RetryLater, SnoozeLater, Postpone):  # these calls carry the records
-                    count = _how_many_fit(waiting, count)
-                elif kind is Result:
+                if isinstance(_completion(waiting[0].outcome), Result):
                     budget = await self._store.budget(topic, State.COMPLETED)
                     count = min(count, self._store.limits.results_max or count)
-                    count = _how_many_fit(waiting, count, budget)
+                    count = how_many_fit(waiting, count, budget)
+                elif kind in (RetryLater, SnoozeLater, Park, Postpone, Finish):  # carry records
+                    count = how_many_fit(waiting, count)
                 batch = [waiting.popleft() for _ in range(count)]
                 try:
                     await self._settle_batch(topic, kind, batch)
@@ -228,7 +235,7 @@ class Lifecycle:
         self._dispatcher.freed(batch[0].topic)
 
     async def _apply(
-        self, topic: str, kind: type, batch: Sequence[HeldMessage | _TakenOver]
+        self, topic: str, kind: type, batch: Sequence[HeldMessage | Decided]
     ) -> list[Settled]:
         """Make the call for a kind of outcome."""
         store, worker = self._store, self._worker
@@ -250,13 +257,21 @@ class Lifecycle:
             return await store.retry_message(topic, worker, retried)
         if kind is SnoozeLater:
             return await store.snooze_message(topic, worker, _outcomes(batch, SnoozeLater))
+        if kind is Finish:
+            return await self.follow_ups.finish(topic, _outcomes(batch, Finish))
+        if kind is Park:
+            return await store.park_message(topic, worker, _outcomes(batch, Park))
         if kind is Postpone:
             return await store.postpone_message(topic, worker, _outcomes(batch, Postpone))
         ((claim, outcome),) = [(one.leased, one.outcome) for one in batch]
         if kind is ReleaseReplaced:
             return [await store.release_replaced(topic, worker, claim)]
         if isinstance(outcome, DeadLetter):
-            return [await store.move_to_dlq(topic, worker, claim, outcome.message)]
+            message = outcome.message
+            answer = await store.move_to_dlq(topic, worker, claim, message)
+            if answer and message.steps:
+                await self.follow_ups.tell_death(topic, message, message.reason)
+            return [answer]
         if isinstance(outcome, Quarantine):
             reason = QuarantineReason.of(
                 id=claim.id,
@@ -268,21 +283,22 @@ class Lifecycle:
             return [await store.handle_parse_error(topic, worker, claim, reason)]
         raise TypeError(f"{outcome!r} is not an outcome")
 
-    async def settle_now(
-        self, topic: str, taken: Leased, message: Message | None, outcome: Outcome
-    ) -> None:
-        """Apply an outcome to a message that was taken over, not dispatched.
+    async def settle_now(self, topic: str, decided: Sequence[Decided]) -> None:
+        """Apply outcomes of one kind to messages that were taken over, not dispatched.
 
-        Makes one call and raises its errors. If it fails, the message's short lease runs out, and
-        the message is taken over again. `message`: None if it cannot be read.
+        Makes one call and raises its errors. If it fails, the messages' short leases run out, and
+        they are taken over again.
         """
-        (answer,) = await self._apply(topic, type(outcome), [_TakenOver(taken, outcome)])
-        if answer is Settled.REPLACED:
-            outcome = ReleaseReplaced(outcome)
-            (answer,) = await self._apply(topic, ReleaseReplaced, [_TakenOver(taken, outcome)])
-        event = after_outcome(topic_of(topic), taken.id, message, outcome)
-        if answer and event is not None:
-            self._bus.emit(event)
+        answers = await self._apply(topic, type(decided[0].outcome), decided)
+        for one, answer in zip(decided, answers, strict=True):
+            settled = bool(answer)
+            if answer is Settled.REPLACED:
+                one = one._replace(outcome=ReleaseReplaced(one.outcome))  # noqa: PLW2901 - the same
+                (released,) = await self._apply(topic, ReleaseReplaced, [one])
+                settled = bool(released)
+            event = after_outcome(topic_of(topic), one.leased.id, one.message, one.outcome)
+            if settled and event is not None:
+                self._bus.emit(event)
 
     # messages that are no longer ours
 
@@ -348,23 +364,30 @@ class Lifecycle:
         self.abandoned += sum(map(len, self._waiting.values()))
 
 
-def _outcomes(batch: Sequence[HeldMessage | _TakenOver], kind: type[T]) -> list[tuple[Leased, T]]:
+def _outcomes(batch: Sequence[HeldMessage | Decided], kind: type[T]) -> list[tuple[Leased, T]]:
     return [(one.leased, one.outcome) for one in batch if isinstance(one.outcome, kind)]
 
 
-def _how_many_fit(waiting: deque[HeldMessage], count: int, budget: int = 0) -> int:
+def _completion(outcome: Outcome | None) -> Outcome | None:
+    """Return how a message completes in the end, if it does."""
+    return outcome.completion if isinstance(outcome, Finish) else outcome
+
+
+def how_many_fit(waiting: Sequence[HeldMessage | Decided], count: int, budget: int = 0) -> int:
     """Return how many of the first messages may share a call, by the size of what it carries.
 
     `budget`: bytes that an archive may take; what arrives together must fit in it. 0: no limit.
     """
-    size, most = 0, min(MAX_BYTES, budget or MAX_BYTES)
+    size = kept = 0
     for number, held in enumerate(islice(waiting, count)):
         outcome = held.outcome
-        if isinstance(outcome, Result):
-            size += len(outcome.kept) + OVERHEAD
-        else:
+        if isinstance(completion := _completion(outcome), Result):
+            kept += len(completion.kept) + OVERHEAD
+        if not isinstance(outcome, Result):
             size += len(held.leased.record)
-        if size > most and number:
+        if isinstance(outcome, Finish | Park | SnoozeLater | RetryLater):
+            size += len(outcome.message.steps)  # what the record does not have yet
+        if number and (size + kept > MAX_BYTES or 0 < budget < kept):
             return number
     return count
 

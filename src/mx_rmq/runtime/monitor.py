@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mx_rmq.core.handler import Handler
     from mx_rmq.runtime.deadlines import Deadlines
     from mx_rmq.runtime.recovery import Recovery
+    from mx_rmq.runtime.relay import RelayedTopic
     from mx_rmq.store import Store
 
 CHECK_EVERY: Final = 60.0  # seconds after which a topic is checked, whatever its next deadline is
@@ -29,7 +30,11 @@ class Monitor:
     """Watches the leases that any worker has in the topics of one site that this one serves."""
 
     def __init__(
-        self, store: Store, handlers: dict[str, Handler], deadlines: Deadlines, recovery: Recovery
+        self,
+        store: Store,
+        handlers: dict[str, Handler | RelayedTopic],
+        deadlines: Deadlines,
+        recovery: Recovery,
     ) -> None:
         self._store = store
         self._handlers = handlers

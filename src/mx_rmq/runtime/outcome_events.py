@@ -9,6 +9,7 @@ from mx_rmq.core import events
 from mx_rmq.core.outcome import (
     Complete,
     DeadLetter,
+    Park,
     Postpone,
     Quarantine,
     Release,
@@ -80,6 +81,9 @@ def after_outcome(
             return events.Retried(topic, id, attempt, delay / 1000, why, traceback, seconds, waited)
         case SnoozeLater(_, delay, reason):
             return events.Snoozed(topic, id, attempt, delay / 1000, reason, seconds, waited)
+        case Park(_, _, delay, reason):
+            timeout = None if delay is None else delay / 1000
+            return events.Parked(topic, id, timeout, reason, seconds, waited)
         case DeadLetter(after, None):  # it had expired before a handler saw it
             return events.Died(topic, id, after.attempts, after.reason)
         case DeadLetter(after):

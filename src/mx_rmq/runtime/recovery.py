@@ -22,7 +22,8 @@ from mx_rmq.core.outcome import (
 )
 from mx_rmq.core.partition import topic_of
 from mx_rmq.runtime.deadlines import decide_within
-from mx_rmq.runtime.loop import FailureLog, each
+from mx_rmq.runtime.lifecycle import Decided, how_many_fit
+from mx_rmq.runtime.loop import AWAY, FailureLog, each
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,18 +87,17 @@ class Recovery:
         )
         deadlines.clock.update(taken.now, asked_at)
 
-        async def lost(one: Leased) -> None:
+        def lost(one: Leased) -> Decided:
             """Count the crash. The message waits for its next attempt, or is dead."""
             self._bus.emit(events.TakenOver(topic_of(name), one.id, one.lost_by))
-            now = deadlines.clock.now()
-            await self._settle(
+            return self._decide(
                 name,
                 one,
-                now,
+                deadlines.clock.now(),
                 lambda message, at: after_crash(message, max_crashes, one.lost_by, at),
             )
 
-        await each(taken.messages, lost, failures)
+        await self._settle(name, [lost(one) for one in taken.messages], failures)
         return taken
 
     async def expire(self, name: str, failures: FailureLog, ttl: int | None = None) -> int | None:
@@ -113,20 +113,19 @@ class Recovery:
         if not taken.messages:
             return None
 
-        async def has_expired(one: Leased) -> None:
-            await self._settle(name, one, taken.now, partial(_after_expiry, ttl))
-
-        await each(taken.messages, has_expired, failures)
+        after = partial(_after_expiry, ttl)
+        decided = [self._decide(name, one, taken.now, after) for one in taken.messages]
+        await self._settle(name, decided, failures)
         await self._store.ring_doorbell(name)  # in an ordered topic, workers that asked got none
         return taken.wait
 
-    async def _settle(
+    def _decide(
         self,
         name: str,
         one: Leased,
         now: int,
         decide: Callable[[Message, Circumstances], Outcome],
-    ) -> None:
+    ) -> Decided:
         at = Circumstances(now=now, worker=self._worker, chance=self._chance())
         message: Message | None = None
         outcome: Outcome
@@ -137,7 +136,22 @@ class Recovery:
             outcome = postponed(newer, at)
         except DecodeError as error:
             outcome = Quarantine(error)
-        await self._lifecycle.settle_now(name, one, message, outcome)
+        return Decided(one, message, outcome)
+
+    async def _settle(self, name: str, decided: list[Decided], failures: FailureLog) -> None:
+        """Settle all within their short leases: those that wait for another attempt share calls."""
+        alone = [one for one in decided if not isinstance(one.outcome, RetryLater)]
+        together = [one for one in decided if isinstance(one.outcome, RetryLater)]
+        while together:
+            count = how_many_fit(together, len(together))
+            some, together = together[:count], together[count:]
+            try:
+                await self._lifecycle.settle_now(name, some)
+            except AWAY:
+                raise
+            except Exception:  # noqa: BLE001 - one of them may be the cause; each is logged
+                alone += some
+        await each(alone, lambda one: self._lifecycle.settle_now(name, [one]), failures)
 
 
 def _after_expiry(ttl: int | None, message: Message, at: Circumstances) -> Outcome:

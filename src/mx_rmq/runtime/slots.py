@@ -9,6 +9,9 @@ topic leaves one slot to each idle topic (up to a quarter of all slots), so that
 the handlers of another. Messages taken ahead of free slots are not shared evenly: quick topics get
 one batch each, in turn, because a call for a message or two costs more than the messages.
 
+A batch takes one slot, however many messages it has. A topic with a batch handler may hold a full
+batch per slot. A batch that lingers, because it is not full yet, takes no slot from others.
+
 Of a topic with limits, only messages that can start at once are taken: the server counts a message
 as started when it is taken. Their slots are kept free for them, from the request on.
 """
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from mx_rmq.core.message import Message
     from mx_rmq.core.outcome import Outcome
     from mx_rmq.net.server_clock import ServerClock
+    from mx_rmq.runtime.steps import MessageSteps
     from mx_rmq.store.results import Leased
 
 AHEAD: Final = 0.02  # seconds of work that may be taken ahead of free slots
@@ -66,6 +70,7 @@ class HeldMessage:
     outcome: Outcome | None = None  # None until it is decided
     settling: bool = False  # the outcome is on its way to the server
     unsure: bool = False  # a settling call was sent and never answered
+    steps: MessageSteps | None = None  # None: it has none so far
 
     @property
     def is_lost(self) -> bool:
@@ -85,9 +90,14 @@ class TopicSlots:
     def __init__(self, handler: Handler, name: str, limit: int, clock: ServerClock) -> None:
         self.handler = handler
         self.topic = handler.topic
+        self.subscription = handler.subscription
         self.name = name  # as the store knows it: the topic, or topic/number
         self.ordered = handler.ordered
         self.limit = limit
+        self.batch = _batch_size(handler)  # messages per call, at most; 0: no batch handler
+        self.per_slot = self.batch or 1
+        self.linger = 0.0 if self.ordered else handler.linger or 0.0
+        """Seconds to wait for a full batch. An ordered topic gives no more while we have some."""
         self.limited = handler.limit is not None or handler.per_key is not None
         self.in_turn = self.limited
         """Whether to ask by `dispatch_in_turn`: it has limits, or messages with keys."""
@@ -98,6 +108,7 @@ class TopicSlots:
         self.running = 0
         self.asked = 0  # messages asked for that have not come yet
         self.committed = 0  # its messages here, in any stage, plus those asked for
+        self.promised = 0  # slots kept free for its batches, if it has limits
         self.has_turn = False  # it is in `Slots._turns`
         self.handed_back_at = -1  # value of `Slots._ended` when a message was last handed back
         self.handler_seconds = inf  # how long its handler takes on average; inf: not known yet
@@ -107,6 +118,21 @@ class TopicSlots:
         if parts != self._parts:
             self._parts = parts
             self.limits = self.handler.limits_of(number_of(self.name), parts)
+
+    def starts_at(self) -> float:
+        """Return when its next batch starts, at the latest: when it was full, or has lingered."""
+        lingered = self.waiting[0].taken_at + self.linger
+        if len(self.waiting) < self.batch:
+            return lingered
+        return min(lingered, self.waiting[self.batch - 1].taken_at)
+
+
+def _batch_size(handler: Handler) -> int:
+    """Return how many messages make a full batch: no more than its limit allows to run."""
+    if handler.batch is None:
+        return 0
+    running = None if handler.limit is None else handler.limit.running
+    return handler.batch if running is None else min(handler.batch, running)
 
 
 class Slots:
@@ -125,7 +151,7 @@ class Slots:
         """Topics that probably have pending messages on the server, in the order to ask."""
         self.running = 0
         self.waiting = 0  # messages here that wait for a slot
-        self._committed = 0  # the messages in `held`, plus those asked for
+        self._committed = 0  # the messages in `held`, plus those asked for; full batches count as 1
         self._newly_ended = 0  # handlers that ended since the rate was last measured
         self._ended = 0  # handlers that ended, ever
         self._measured_at = time.monotonic()
@@ -136,6 +162,10 @@ class Slots:
         self._last_started: TopicSlots | None = None
         self._turns: deque[TopicSlots] = deque()
         """Topics with waiting messages that are below their limit, in the order of their turns."""
+        self.lingering: dict[TopicSlots, float] = {}
+        """Topics whose next batch is not full yet, and when it starts anyway."""
+        self.gathered: dict[HeldMessage, list[HeldMessage]] = {}
+        """The messages of a batch that was given a slot, by its first; its consumer takes them."""
 
     def add(self, handler: Handler, name: str, clock: ServerClock, parts: int = 1) -> TopicSlots:
         """Serve a topic, or one of its partitions."""
@@ -169,6 +199,8 @@ class Slots:
             below = [one.committed < one.limit for one in self.backlog if one is not topic]
             others = sum(below)
             room = self._share(topic, ahead, others)
+        if topic.batch and not topic.running and topic.handed_back_at != self._ended:
+            return max(room, topic.batch - topic.committed, 0)  # one batch, as others one message
         if topic.committed or ahead >= CHUNK or topic.handed_back_at == self._ended:
             return max(room, 0)
         return max(room, 1, min(ahead, self.concurrency + self.prefetch - self._committed))
@@ -180,8 +212,12 @@ class Slots:
         they cannot be settled, no more are taken.
         """
         free = self.concurrency - self.running - self._promised
+        promised = topic.asked + len(topic.waiting)
+        if topic.batch:
+            promised = topic.promised
+        left = promised * topic.per_slot - topic.asked - len(topic.waiting)  # in promised slots
         if free <= 0:
-            return 0
+            return left
         wanting = {*self.backlog, *self._turns} - {topic}
         others = sum(one.running < one.limit for one in wanting)
         left_free = self._left_free(topic, others)
@@ -189,21 +225,22 @@ class Slots:
         if not share:  # fewer slots than topics: they take turns
             share = int(self._last_started is not topic)
         room = min(
-            min(topic.limit, share) - topic.running - topic.asked - len(topic.waiting),
-            self.concurrency + settling - sum(one.committed for one in self.limited),
+            min(topic.limit, share) - topic.running - promised,
+            self.concurrency
+            + settling
+            - sum(-(-one.committed // one.per_slot) for one in self.limited),
             free - left_free,
         )
-        if topic.committed or not share or topic.handed_back_at == self._ended:
-            return max(room, 0)
-        return max(room, 1)
+        idle = not topic.committed and share and topic.handed_back_at != self._ended
+        return max(room, 1 if idle else 0) * topic.per_slot + left
 
     def worth_asking(self, topic: TopicSlots) -> int:
         """Return how many messages to ask for now; 0: better wait until there is more room."""
         ahead = self.ahead(topic)
-        if topic.committed >= topic.limit + ahead:
+        if topic.committed >= (topic.limit + ahead) * topic.per_slot:
             return 0
         room = self.room(topic, ahead)
-        if topic.limited:
+        if topic.limited or topic.batch:
             return room
         if ahead >= CHUNK:
             return room if room >= CHUNK // 2 else 0
@@ -213,8 +250,8 @@ class Slots:
         """Return how many messages a topic may take if it shares the room with `others` topics."""
         capacity = self.concurrency - self._left_free(topic, others) + ahead
         share = max(capacity // (1 + others), min(ahead, CHUNK))
-        own = min(topic.limit + ahead, share) - topic.committed
-        return min(own, capacity - self._committed)
+        free = capacity - self._committed + topic.committed // topic.per_slot
+        return min(topic.limit + ahead, share, free) * topic.per_slot - topic.committed
 
     def _left_free(self, topic: TopicSlots, others: int = 0) -> int:
         """Return how many slots a topic leaves to idle topics, not counting `others` of them."""
@@ -223,7 +260,8 @@ class Slots:
 
     def ahead(self, topic: TopicSlots) -> int:
         """Return how many messages of a topic may be taken ahead of free slots."""
-        return min(self._pace(), int(topic.limit * AHEAD / topic.handler_seconds))
+        ahead = min(self._pace(), int(topic.limit * AHEAD / topic.handler_seconds))
+        return min(ahead, max(1, self.prefetch // topic.batch)) if topic.batch else ahead
 
     def is_full(self) -> bool:
         """Return whether the worker is full, except for topics without messages here."""
@@ -243,27 +281,46 @@ class Slots:
 
     def reserve(self, topic: TopicSlots, count: int) -> None:
         """Reserve room for messages that are being asked for."""
-        topic.committed += count
-        self._committed += count
+        if topic.batch:
+            self._commit(topic, count)
+        else:
+            topic.committed += count
+            self._committed += count
         topic.asked += count
         if topic.limited:
-            self._promised += count
+            self._promise(topic, count)
 
     def receive(
         self, topic: TopicSlots, reserved: int, messages: Sequence[Leased], asked_at: float
     ) -> None:
         """Hold the messages that came, and free the rest of the reserved room."""
-        topic.committed += len(messages) - reserved
-        self._committed += len(messages) - reserved
+        if topic.batch:
+            self._commit(topic, len(messages) - reserved)
+        else:
+            topic.committed += len(messages) - reserved
+            self._committed += len(messages) - reserved
         topic.asked -= reserved
-        if topic.limited:
-            self._promised += len(messages) - reserved
         for leased in messages:
             held = HeldMessage(topic, leased, asked_at, asked_at)
             self.held[held] = None
             topic.waiting.append(held)
         self.waiting += len(messages)
+        if topic.limited:
+            self._promise(topic, len(messages) - reserved)
         self._give_turn(topic)
+
+    def _commit(self, topic: TopicSlots, count: int) -> None:
+        """Count messages of a batch handler that are asked for or here, or are no longer."""
+        before = topic.committed // topic.batch
+        topic.committed += count
+        self._committed += topic.committed // topic.batch - before
+
+    def _promise(self, topic: TopicSlots, count: int) -> None:
+        """Keep slots free for messages of a topic with limits, or no longer."""
+        if topic.batch:
+            slots = -(-(topic.asked + len(topic.waiting)) // topic.batch)
+            count, topic.promised = slots - topic.promised, slots
+        self._promised += count
 
     def startable(self) -> int:
         """Return an upper bound on how many messages may start now."""
@@ -286,8 +343,10 @@ class Slots:
                 continue
             held = topic.waiting.popleft()
             self.waiting -= 1
+            if topic.batch:
+                self._gather(held)
             if topic.limited:
-                self._promised -= 1
+                self._promise(topic, -1)
             self._last_started = topic
             if not topic.running:
                 self._idle_topics -= 1
@@ -296,6 +355,18 @@ class Slots:
             self._give_turn(topic)
             return held
         return None
+
+    def _gather(self, first: HeldMessage) -> None:
+        """Take the messages of a batch, whose first is already taken.
+
+        They may come from several calls, so they are sorted as the server gave them out.
+        """
+        waiting = first.topic.waiting
+        count = min(len(waiting), first.topic.batch - 1)
+        batch = [first, *(waiting.popleft() for _ in range(count))]
+        batch.sort(key=lambda held: held.leased.token)
+        self.gathered[first] = batch
+        self.waiting -= count
 
     def _leaves_slot(self, topic: TopicSlots, free: int) -> bool:
         """Return whether a topic leaves a free slot to topics with limits.
@@ -331,15 +402,32 @@ class Slots:
     def _give_turn(self, topic: TopicSlots) -> None:
         """Put a topic at the end of the turns, if one more of its messages may run."""
         if topic.waiting and not topic.has_turn and topic.running < topic.limit:
+            if topic.batch and (starts_at := topic.starts_at()) > time.monotonic():
+                self.lingering[topic] = starts_at
+                return
             topic.has_turn = True
             self._turns.append(topic)
+
+    def end_lingering(self, *, early: bool = False) -> None:
+        """Let batches start that have lingered, or those for which the server has no more."""
+        for topic in list(self.lingering):
+            del self.lingering[topic]
+            self._give_turn(topic)
+            last = topic in self.lingering and not topic.asked and topic not in self.backlog
+            if early and last:
+                del self.lingering[topic]
+                topic.has_turn = True
+                self._turns.append(topic)
 
     def forget(self, held: HeldMessage) -> None:
         """Forget a message that is settled, or no longer this worker's."""
         if held in self.held:
             del self.held[held]
-            held.topic.committed -= 1
-            self._committed -= 1
+            if held.topic.batch:
+                self._commit(held.topic, -1)
+            else:
+                held.topic.committed -= 1
+                self._committed -= 1
 
     def forget_waiting(self, held: HeldMessage) -> None:
         """Forget a message that waits for a slot: another worker has it now."""
@@ -347,20 +435,26 @@ class Slots:
             held.topic.waiting.remove(held)
             self.waiting -= 1
             if held.topic.limited:
-                self._promised -= 1
+                self._promise(held.topic, -1)
         self.forget(held)
 
     def take_back(self, taken_before: float = inf) -> list[HeldMessage]:
         """Remove and return waiting messages taken before a time, to be handed back."""
         taken: list[HeldMessage] = []
         for topic in self.topics.values():
-            while topic.waiting and topic.waiting[0].taken_at < taken_before:
-                taken.append(topic.waiting.popleft())
+            while topic.waiting and _waits_since(topic) < taken_before:
+                count = min(topic.per_slot, len(topic.waiting))
+                taken += [topic.waiting.popleft() for _ in range(count)]
                 if topic.limited:
-                    self._promised -= 1
+                    self._promise(topic, -1)
                 topic.handed_back_at = self._ended
                 topic.handler_seconds = inf  # take none ahead until a handler has ended
         self.waiting -= len(taken)
         for held in taken:
             held.settling = True
         return taken
+
+
+def _waits_since(topic: TopicSlots) -> float:
+    """Return since when its first message, or its first batch, has waited for a slot."""
+    return topic.starts_at() if topic.batch else topic.waiting[0].taken_at

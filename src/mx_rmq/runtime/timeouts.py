@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from mx_rmq.runtime.slots import Stopped
 
 if TYPE_CHECKING:
+    from mx_rmq.runtime.batches import HeldBatch
     from mx_rmq.runtime.slots import HeldMessage
 
 
@@ -16,14 +17,14 @@ class Timeouts:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._timers: dict[HeldMessage, asyncio.TimerHandle] = {}
+        self._timers: dict[HeldMessage | HeldBatch, asyncio.TimerHandle] = {}
 
-    def set(self, held: HeldMessage, seconds: float) -> None:
+    def set(self, held: HeldMessage | HeldBatch, seconds: float) -> None:
         """Stop a handler in `seconds` from now, instead of at its time limit so far."""
         self.clear(held)
         self._timers[held] = self._loop.call_later(seconds, held.stop, Stopped.TIMEOUT)
 
-    def clear(self, held: HeldMessage) -> None:
+    def clear(self, held: HeldMessage | HeldBatch) -> None:
         """Let a handler take as long as it likes, or note that it has ended."""
         timer = self._timers.pop(held, None)
         if timer is not None:

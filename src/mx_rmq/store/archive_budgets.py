@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mx_rmq.core.errors import MxRmqError
 from mx_rmq.core.message import State
-from mx_rmq.core.names import TOPIC
+from mx_rmq.core.names import LISTED
 from mx_rmq.core.partition import partitions, partitions_of, topic_of
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Budgets:
         counts: dict[str, int] = {}
         for name, count in registered.items():
             topic = name.decode("utf-8", "replace")
-            if TOPIC.fullmatch(topic):
+            if LISTED.fullmatch(topic):
                 counts[topic] = partitions_of(count)
         parts = [part for topic, count in counts.items() for part in partitions(topic, count)]
         self._parts = Counter(self._caller.server_of(self._keys.of(part).payload) for part in parts)

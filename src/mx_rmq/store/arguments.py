@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from mx_rmq.core import names
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import Priority
-from mx_rmq.core.partition import topic_of
+from mx_rmq.core.partition import base_topic
 
 if TYPE_CHECKING:
     from mx_rmq.core.message import Message
@@ -22,7 +22,7 @@ _NUMBERS: Final[dict[str, int]] = {Priority.HIGH: 1, Priority.NORMAL: 2, Priorit
 
 def check_same(message: Message, topic: str, id: str) -> None:
     """Refuse to write one message's record under another's id."""
-    if (message.topic, message.id) != (topic_of(topic), id):
+    if (message.topic, message.id) != (base_topic(topic), id):
         raise InvalidInput(
             f"the record belongs to message {message.id!r} of topic {message.topic!r}, "
             f"not to {id!r} of {topic!r}"

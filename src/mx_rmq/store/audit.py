@@ -8,17 +8,21 @@ there is reported.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mx_rmq.core.errors import WrongType
 from mx_rmq.core.message import State
 from mx_rmq.settings import SECOND_NET
-from mx_rmq.store.lines import id_in_line, key_in_line
+from mx_rmq.store.audit_reading import Places, Reading, Waiting
+from mx_rmq.store.line_faults import LineFault
+from mx_rmq.store.lines import id_in_line
 from mx_rmq.store.script import load
+from mx_rmq.store.wait_faults import WaitFault
 
 if TYPE_CHECKING:
+    from collections import Counter
+
     from mx_rmq.net.connection import Value
     from mx_rmq.store.keys import TopicKeys
     from mx_rmq.store.store import Store
@@ -43,61 +47,6 @@ class Violation:
         return f"{self.topic}: {self.id or '(topic)'}: {self.what}"
 
 
-WRONG_LINES: Final = {
-    ("place", 1): (
-        "in the line of its key, but its place is another",
-        "taken out of a place in line that is not its own",
-    ),
-    ("place", 2): ("in the line of its key, but no place is noted", "place in line noted again"),
-    ("key", 1): ("messages wait in its line, but it has no turn", "turn given"),
-    ("key", 2): ("has a turn and is blocked", "no longer blocked"),
-    ("key", 3): ("has a turn or is blocked, but nothing waits in its line", "turn removed"),
-    ("running", 1): (
-        "takes up a place of its key, but is neither in processing nor delayed",
-        "no longer takes up a place of its key",
-    ),
-    ("keyed", 1): ("has a place in line, but no record", "place in line removed"),
-}
-"""What may be wrong about lines, by the codes of repair_lines.lua, and what a repair does."""
-
-
-class LineFault(NamedTuple):
-    """A member of a key for lines that is wrong: see repair_lines.lua."""
-
-    what: str
-    member: bytes
-    code: int
-
-    @property
-    def suspect(self) -> tuple[str, bytes]:
-        return self.what, self.member
-
-    @property
-    def id(self) -> str:
-        """The message; '' if it is about a key."""
-        id = b""
-        if self.what == "place":
-            id = id_in_line(self.member)
-        elif self.what == "running":
-            id = self.member.partition(b"\t")[2]
-        elif self.what == "keyed":
-            id = self.member.removeprefix(b"!")
-        return id.decode("utf-8", "backslashreplace")
-
-    @property
-    def wrong(self) -> str:
-        return self._about(WRONG_LINES[self.what, self.code][0])
-
-    @property
-    def repair(self) -> str:
-        return self._about(WRONG_LINES[self.what, self.code][1])
-
-    def _about(self, words: str) -> str:
-        if self.what != "key":
-            return words
-        return f"key {self.member.decode('utf-8', 'backslashreplace')}: {words}"
-
-
 class Examined(NamedTuple):
     """What is wrong with a topic, and what a repair needs to know."""
 
@@ -109,164 +58,7 @@ class Examined(NamedTuple):
     with the contents."""
     miscounted: bool = False  # whether the recorded bytes of an archive are wrong
     lines: tuple[LineFault, ...] = ()  # what is wrong about the lines of keys
-
-
-class Places(NamedTuple):
-    """How many places of each kind hold an id, in the order of inspect_message.lua."""
-
-    record: int
-    pending: int
-    delayed: int
-    lease: int
-    deadline: int
-    dead_index: int
-    dead_letter: int
-    quarantine_index: int
-    quarantined_bytes: int
-    result_index: int
-    result: int
-    expiry: int
-    astray: int  # whether it is marked as cancelled in a list that it is not in
-
-    def wrongs(self, *, aged: bool = False) -> list[str]:
-        """Return what is wrong with a message in these places.
-
-        An aged one may be left only in an index: the server drops old contents by itself.
-        """
-        live = {"pending": self.pending, "delayed": self.delayed, "processing": self.lease}
-        archived = {
-            "dead": self.dead_letter or (self.dead_index and not aged),
-            "quarantined": self.quarantined_bytes or (self.quarantine_index and not aged),
-        }
-        states = [state for state, count in {**live, **archived}.items() if count]
-        wrongs = [f"{count} times {state}" for state, count in live.items() if count > 1]
-        if len(states) > 1:
-            wrongs.append("in several states: " + ", ".join(states))
-        if any(live.values()) and not self.record:
-            wrongs.append("a state without a record: " + ", ".join(states))
-        if self.record and not any(live.values()):
-            wrongs.append("a record without a state")
-        if self.lease and not self.deadline:
-            wrongs.append("a lease without a deadline")
-        if self.deadline and not self.lease:
-            wrongs.append("a deadline without a lease")
-        if not aged and bool(self.dead_index) != bool(self.dead_letter):
-            wrongs.append("dead letters: index and contents disagree")
-        if not aged and bool(self.quarantine_index) != bool(self.quarantined_bytes):
-            wrongs.append("quarantine: index and contents disagree")
-        if not aged and bool(self.result_index) != bool(self.result):
-            wrongs.append("results: index and contents disagree")
-        if self.expiry and not (self.pending or self.delayed):
-            wrongs.append("an expiry time, but it is not waiting")
-        if self.astray:
-            wrongs.append("marked as cancelled in the pending list, but not there")
-        return wrongs
-
-
-class _Waiting:
-    """The ids in the pending lists, and the cancelled ids, whose one place does not count.
-
-    `before` holds the cancelled ids from before the lists were read, `after` those from afterwards.
-    An id in only one of them was cancelled or skipped in between.
-    """
-
-    def __init__(self) -> None:
-        self.places: Counter[bytes] = Counter()
-        self.before: set[bytes] = set()
-        self.after: set[bytes] = set()
-
-    def count(self, id: bytes) -> int:
-        return max(0, self.places[id] - (id in self.before or id in self.after))
-
-    def is_astray(self, id: bytes) -> bool:
-        """Return whether an id is marked as cancelled but in no list."""
-        return not self.places[id] and id in self.before and id in self.after
-
-
-class _Reading:
-    def __init__(self) -> None:
-        self.records: set[bytes] = set()
-        self.waiting = _Waiting()
-        self.delayed: Counter[bytes] = Counter()
-        self.leases: dict[bytes, bytes] = {}
-        self.deadlines: set[bytes] = set()
-        self.dead_index: set[bytes] = set()
-        self.dead_letters: set[bytes] = set()
-        self.quarantine_index: set[bytes] = set()
-        self.quarantined_bytes: set[bytes] = set()
-        self.result_index: set[bytes] = set()
-        self.results: set[bytes] = set()
-        self.expiries: set[bytes] = set()
-        self.places: dict[bytes, bytes] = {}
-        self.lines: set[bytes] = set()
-        self.ring: set[bytes] = set()
-        self.blocked: set[bytes] = set()
-        self.running: set[bytes] = set()
-        self.aged: set[bytes] = set()
-        """Archived messages over their age limit: not trimmed yet, or dropped by the server."""
-
-    def suspects(self) -> list[bytes]:
-        ids = self.records.union(
-            self.waiting.places,
-            self.waiting.after,
-            self.delayed,
-            self.leases,
-            self.deadlines,
-            self.dead_index,
-            self.dead_letters,
-            self.quarantine_index,
-            self.quarantined_bytes,
-            self.result_index,
-            self.results,
-            self.expiries,
-        )
-        return [id for id in ids if self.wrongs(id, self._places(id))]
-
-    def line_suspects(self) -> list[tuple[str, bytes]]:
-        """Return what looks wrong about lines, as repair_lines takes it."""
-        found = []
-        for member in self.lines:
-            id = id_in_line(member)
-            if id not in self.places or self.places[id] + id != member:
-                found.append(("place", member))
-        waiting = {key_in_line(member) for member in self.lines}
-        found += [
-            ("key", key)
-            for key in (waiting | self.ring | self.blocked) - {b""}
-            if (key in waiting) != (key in self.ring) + (key in self.blocked)
-        ]
-        for member in self.running:
-            id = member.partition(b"\t")[2]
-            if id not in self.leases and id not in self.delayed:
-                found.append(("running", member))
-        for field in self.places:
-            if field.startswith(b"!"):
-                live = b" " in self.leases.get(field[1:], b"")
-            else:
-                live = field in self.records
-            if field != b"!" and not live:
-                found.append(("keyed", field))
-        return found
-
-    def wrongs(self, id: bytes, places: Places) -> list[str]:
-        return places.wrongs(aged=id in self.aged)
-
-    def _places(self, id: bytes) -> Places:
-        return Places(
-            id in self.records,
-            self.waiting.count(id),
-            self.delayed[id],
-            id in self.leases,
-            id in self.deadlines,
-            id in self.dead_index,
-            id in self.dead_letters,
-            id in self.quarantine_index,
-            id in self.quarantined_bytes,
-            id in self.result_index,
-            id in self.results,
-            id in self.expiries,
-            self.waiting.is_astray(id),
-        )
+    waits: tuple[WaitFault, ...] = ()  # what is wrong about messages that wait, or about signals
 
 
 class Audit:
@@ -301,27 +93,45 @@ class Audit:
             found += [Violation(topic, shown, what) for what in reading.wrongs(id, walked)]
         lines = await self._wrong_lines(topic, reading)
         found += [Violation(topic, one.id, one.wrong) for one in lines]
+        waits = await self._wrong_waits(topic, reading)
+        for fault in waits:
+            shown = fault.id.decode("utf-8", "backslashreplace")
+            found += [Violation(topic, shown, what) for what in fault.wrongs]
         tokens = {id: _token(lease) for id, lease in reading.leases.items()}
         broken = [id for id, token in tokens.items() if token is None and id not in suspects]
         highest = max((t or 0 for t in tokens.values()), default=0)
-        return Examined(found, suspects + broken, highest, miscounted=bool(miscounts), lines=lines)
+        return Examined(
+            found,
+            suspects + broken,
+            highest,
+            miscounted=bool(miscounts),
+            lines=lines,
+            waits=waits,
+        )
 
-    async def _wrong_lines(self, topic: str, reading: _Reading) -> tuple[LineFault, ...]:
+    async def _wrong_lines(self, topic: str, reading: Reading) -> tuple[LineFault, ...]:
         """Return what is wrong about lines; each suspect is checked at one moment."""
         suspects = sorted(reading.line_suspects())
         codes = await self._store.repair_lines(topic, suspects, dry_run=True)
         checked = zip(suspects, codes, strict=True)
         return tuple(LineFault(*one, code) for one, code in checked if code)
 
+    async def _wrong_waits(self, topic: str, reading: Reading) -> tuple[WaitFault, ...]:
+        """Return what is wrong about waits and signals; each suspect is checked at one moment."""
+        suspects = reading.wait_suspects()
+        codes = await self._store.repair_waits(topic, suspects, dry_run=True)
+        checked = zip(suspects, codes, strict=True)
+        return tuple(WaitFault(id, code) for id, code in checked if code)
+
     async def _still_wrong(
-        self, keys: TopicKeys, reading: _Reading, suspects: list[bytes]
+        self, keys: TopicKeys, reading: Reading, suspects: list[bytes]
     ) -> list[bytes]:
         """Check suspects again; return those that still look wrong.
 
         To tell whether they are pending, the script would have to walk the lists. So the lists are
         read again instead.
         """
-        waiting = await self._waiting(keys) if suspects else _Waiting()
+        waiting = await self._waiting(keys) if suspects else Waiting()
         wrong: list[bytes] = []
         for start in range(0, len(suspects), SUSPECTS):
             chunk = suspects[start : start + SUSPECTS]
@@ -339,9 +149,9 @@ class Audit:
                 wrongs.append(f"key {name} holds a {kind}, not a {wanted}")
         return wrongs
 
-    async def _read(self, keys: TopicKeys) -> _Reading:
+    async def _read(self, keys: TopicKeys) -> Reading:
         # Records first: then a message that finishes meanwhile is cleared without walking a list.
-        reading = _Reading()
+        reading = Reading()
         reading.records = await self._fields(keys.payload)
         reading.waiting = await self._waiting(keys)
         for key in (keys.delay_tasks_high, keys.delay_tasks, keys.delay_tasks_low):
@@ -353,6 +163,9 @@ class Audit:
         reading.ring = set(dict(await self._scan("ZSCAN", keys.ring)))
         reading.blocked = set(dict(await self._scan("ZSCAN", keys.blocked)))
         reading.running = set(dict(await self._scan("ZSCAN", keys.running)))
+        reading.parked = set(dict(await self._scan("ZSCAN", keys.waiting)))
+        reading.awaited = set(dict(await self._scan("ZSCAN", keys.awaited)))
+        reading.signalled = await self._signalled(keys)
         reading.deadlines = set(dict(await self._scan("ZSCAN", keys.expire_monitor)))
         now, limits = await self._store.time(keys.payload), self._store.limits
         result_ttl = (await self._store.views.result_ttl(keys.topic) or 0) / 1000
@@ -371,8 +184,8 @@ class Audit:
         reading.results = await self._fields(keys.results_payload)
         return reading
 
-    async def _waiting(self, keys: TopicKeys) -> _Waiting:
-        waiting = _Waiting()
+    async def _waiting(self, keys: TopicKeys) -> Waiting:
+        waiting = Waiting()
         waiting.before = set(await self._scan("SSCAN", keys.cancelled))
         for key in (keys.pending_high, keys.pending, keys.pending_low):
             await self._list(key, waiting.places)
@@ -390,6 +203,19 @@ class Audit:
             fields.update(found)
             if cursor == b"0":
                 return fields
+
+    async def _signalled(self, keys: TopicKeys) -> set[bytes]:
+        """Return the ids of messages that have signals."""
+        script = load("scan_signals")
+        ids: set[bytes] = set()
+        last = b""
+        while True:
+            args = script.arguments({"start": last, "step": STEP})
+            found = await self._caller.run(script, [keys.signals], args)
+            ids.update(found)
+            if len(found) < STEP:
+                return ids
+            last = found[-1]
 
     async def _scan(self, command: str, key: str) -> list[Any]:
         """Return the members of a set, or the pairs of a sorted set or hash."""
@@ -414,7 +240,7 @@ class Audit:
             # Count the last of the overlap again: the id may be there twice in a row.
             seen.update(chunk[max(0, shifted - 1) :])
 
-    async def _wrong_counters(self, keys: TopicKeys, reading: _Reading) -> list[str]:
+    async def _wrong_counters(self, keys: TopicKeys, reading: Reading) -> list[str]:
         wrongs = []
         counter = await self._caller.command("HGET", keys.meta, "token") or b"0"
         if not counter.isdigit():
@@ -436,10 +262,26 @@ class Audit:
             ("XLEN", keys.history),
         ):
             await self._caller.command(command, key)
+        wrongs += await self._stray_schedules(keys)
         for doorbell in (keys.doorbell, keys.doorbell_delay):
             rings = int(await self._caller.command("LLEN", doorbell))
             if rings > 1:
                 wrongs.append(f"{doorbell} holds {rings} rings")
+        return wrongs
+
+    async def _stray_schedules(self, keys: TopicKeys) -> list[str]:
+        """Report pauses and ticks of schedules that do not exist. The topic's cron has no name."""
+        fields = await self._fields(keys.schedules)
+        wrongs = []
+        for field in sorted(fields):
+            kind, name = field[:1], field[1:]
+            if kind not in (b"!", b"@") or not name or name in fields:
+                continue
+            there = await self._caller.command("HMGET", keys.schedules, field, name)
+            if there[0] is not None and there[1] is None:  # not just removed
+                shown = name.decode("utf-8", "backslashreplace")
+                what = "pause" if kind == b"!" else "last tick"
+                wrongs.append(f"schedule {shown} has a {what}, but no definition")
         return wrongs
 
     async def _miscounts(self, keys: TopicKeys) -> list[str]:

@@ -4,7 +4,9 @@ A key begins with the prefix, `mx-rmq` unless you choose another. Every key of a
 topic as its hash tag, as in `mx-rmq:{orders}:payload`, so all of them live in one cluster slot and
 one script can change them together. A topic with several partitions has one such set of keys per
 partition: the first under the topic's name, the others under {topic/1}, {topic/2}, … To the store,
-each partition is a topic.
+each partition is a topic. So is each subscription of a topic, in each partition. Its keys carry the
+hash tag of the topic, as in `mx-rmq:{orders/1}@billing:payload`: one script copies a message to all
+subscriptions.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Any, Final
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
 from mx_rmq.core.names import check_partition, check_prefix
+from mx_rmq.core.partition import base_topic, number_of, partition, subscription_of
 
 DEFAULT_PREFIX: Final = "mx-rmq"
 
@@ -53,8 +56,8 @@ class TopicKeys:
     first joins its line. Without a KEY: a message that only has a cost. !id -> the same for a new
     record that waits for the end of the old one. ! -> the last SEQ."""
     running: str = _key("ZSET", "running")
-    """KEY tab ID, all with score 0: messages in processing, and failed ones for whose next attempt
-    their line waits."""
+    """Places in line as in `lines`: of messages in processing, and of failed ones for whose next
+    attempt their line waits."""
     limits: str = _key("HASH", "limits")
     """key -> what an operator has set: RUNNING INTERVAL BURST WEIGHT UNTIL REASON, "-" if not set;
     "" -> the same for the whole topic."""
@@ -65,6 +68,14 @@ class TopicKeys:
     delay_tasks_high: str = _key("ZSET", "delay_tasks:high")
     delay_tasks: str = _key("ZSET", "delay_tasks")
     delay_tasks_low: str = _key("ZSET", "delay_tasks:low")
+
+    # messages that wait for signals; they are in delay_tasks too, due when the wait times out
+    waiting: str = _key("ZSET", "waiting")  # id -> since when
+    awaited: str = _key("ZSET", "awaited")
+    """ID tab NAME, all with score 0: the signals that each of them still waits for."""
+    signals: str = _key("ZSET", "signals")
+    """ID tab NAME tab VALUE, all with score 0: the signals that have come for a message that
+    exists, in any state."""
 
     # ids of cancelled or expired messages that still occupy a place in a pending list
     cancelled: str = _key("SET", "cancelled")
@@ -94,7 +105,14 @@ class TopicKeys:
     without a record were dropped. tick: the last tick of its cron. result_ttl: how long results
     are kept, if a handler ever kept any. limits: what the handler declares. bucket: when the
     topic's bucket is full. plain_turn: the turn of the messages without a key. wake_at: when
-    which worker will ask again. clock_ahead: how far the clock was set back."""
+    which worker will ask again. stand_in: when which one asks if that one does not. clock_ahead:
+    how far the clock was set back. subscriptions: NAME TIME NAME TIME …, since when each exists;
+    -NAME: since when it no longer does."""
+
+    schedules: str = _key("HASH", "schedules")
+    """name -> GENERATION TIMETABLE JSON, the definition of a schedule that makes messages here.
+    !name -> since when it is paused, a space, why; "!" -> the same for the cron that is declared in
+    code. @name -> its last tick."""
 
     # custom id -> until when it is taken;
     # !id -> until when a generated id that was cancelled or discarded may be used again
@@ -149,6 +167,7 @@ TYPES: Final = {
     "topics": "HASH",
     "workers": "HASH",
     "caretaker": "STRING",
+    "schedule_topics": "HASH",
     "scratch": "SET",
 }
 """The type of each key that a script names."""
@@ -165,6 +184,10 @@ class Keys:
         self.workers = f"{prefix}:workers"  # name -> last seen (ms), a space, info (JSON)
         self.caretaker = f"{prefix}:caretaker:{{{self.topics}}}"
         """The worker that looks after topics it does not serve; in the cluster slot of `topics`."""
+        self.schedule_topics = f"{prefix}:schedule_topics"
+        """Every schedule -> TOPIC GENERATION, where its definition is; while it moves to another
+        topic, the new place comes first. !topic -> when workers last declared its cron (ms), a
+        space, the declaration (JSON). "" -> a number that grows with every change."""
         self.layout = f"{prefix}:layout"  # the LAYOUT of these keys
         self._known: dict[str, TopicKeys] = {}
 
@@ -176,10 +199,12 @@ class Keys:
         return f"{self.prefix}:{{preflight{number or ''}}}:scratch"
 
     def of(self, topic: str) -> TopicKeys:
-        """Return the keys of a topic or partition; refuse an invalid name."""
+        """Return the keys of a topic, subscription or partition; refuse an invalid name."""
         known = self._known.get(topic)
         if known is None:
-            base = f"{self.prefix}:{{{check_partition(topic)}}}"
+            number, name = number_of(check_partition(topic)), subscription_of(topic)
+            base = f"{self.prefix}:{{{partition(base_topic(topic), number)}}}"
+            base += f"@{name}" if name else ""
             names = (f"{base}:{one.metadata['suffix']}" for one in _KEY_FIELDS)
             known = self._known[topic] = TopicKeys(topic, base, *names)
         return known

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Self
 from mx_rmq.store.lines import id_in_line
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from mx_rmq.store.keys import TopicKeys
     from mx_rmq.store.reads import Counts
@@ -36,7 +36,19 @@ class Bound:
     interval: float | None = None  # ms per unit of cost
     burst: float | None = None
 
-    def else_of(self, declared: Bound) -> Bound:
+    @classmethod
+    def sum(cls, shares: Iterable[Bound]) -> Bound:
+        """Return the limit of a topic from the shares of its partitions."""
+        every = list(shares)
+        running = [one.running for one in every if one.running is not None]
+        rates = [one for one in every if one.interval is not None]
+        return cls(
+            running=sum(running) if running else None,
+            interval=1 / sum(1 / one.interval for one in rates if one.interval) if rates else None,
+            burst=sum(one.burst or 1.0 for one in rates) if rates else None,
+        )
+
+    def or_declared(self, declared: Bound) -> Bound:
         """Return what is set here, and what is declared otherwise."""
         rate = declared if self.interval is None else self
         return Bound(
@@ -93,10 +105,14 @@ class TopicLines:
         """The time by the clock of lines."""
         return self.now + self.ahead
 
+    def server_time(self, at: float | None) -> float | None:
+        """Return a time of the lines by the server's clock, in seconds; None: forever."""
+        return None if at is None or at >= FOREVER else (at - self.ahead) / 1000
+
     @property
     def in_force(self) -> Bound:
         """The limit of the topic."""
-        return self.set.bound.else_of(self.limit)
+        return self.set.bound.or_declared(self.limit)
 
     @property
     def is_held_back(self) -> bool:
@@ -131,11 +147,11 @@ class LineReads:
         text = await self._caller.command("HGET", self._keys.of(topic).limits, key)
         return SetByOperator.read(text)
 
-    async def lines(self, topic: str) -> TopicLines:
+    async def topic_lines(self, topic: str) -> TopicLines:
         """Return the lines of a topic."""
         return await self._lines(topic, pending=True, limited=True)
 
-    async def counted(self, topic: str, counts: Counts) -> TopicLines:
+    async def counted_lines(self, topic: str, counts: Counts) -> TopicLines:
         """Return the lines of a topic that was counted: without a call if it is idle and no limit
         was ever set, with two calls if it uses neither keys nor limits."""
         limited = "limited" in counts.ever
@@ -201,7 +217,7 @@ class LineReads:
                 found.pop(TOPIC, None)
         return [key for key, _ in sorted(found.items(), key=lambda one: (-one[1], one[0]))][:most]
 
-    async def all_set(self, topic: str) -> tuple[dict[bytes, SetByOperator], bool]:
+    async def limits_of_keys(self, topic: str) -> tuple[dict[bytes, SetByOperator], bool]:
         """Return what is set for keys, at most about MOST_SET; and whether there is more."""
         found: dict[bytes, SetByOperator] = {}
         cursor = 0
@@ -212,7 +228,7 @@ class LineReads:
             if cursor == 0 or len(found) >= MOST_SET:
                 return found, cursor != 0
 
-    async def read(self, topic: str, wanted: Sequence[bytes]) -> list[KeyLine]:
+    async def key_lines(self, topic: str, wanted: Sequence[bytes]) -> list[KeyLine]:
         """Return the lines of these keys, also of those that have nothing in line."""
         if not wanted:
             return []
@@ -243,7 +259,7 @@ class LineReads:
             for n, key in enumerate(wanted)
         ]
 
-    async def has(self, topic: str, key: bytes) -> bool:
+    async def has_key(self, topic: str, key: bytes) -> bool:
         """Return whether a key waits or runs here, or has limits that are set."""
         keys, ask = self._keys.of(topic), self._caller.command
         if await ask("HGET", keys.limits, key) is not None:

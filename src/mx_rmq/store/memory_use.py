@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mx_rmq.core.errors import MxRmqError, ScriptFailed
 from mx_rmq.core.message import State
-from mx_rmq.core.names import TOPIC
+from mx_rmq.core.names import LISTED
 from mx_rmq.core.partition import topic_of
 from mx_rmq.core.text import size
 from mx_rmq.store.script import load
@@ -104,7 +104,7 @@ class Memory:
         chosen = [
             name
             for name in dict.fromkeys(names)
-            if TOPIC.fullmatch(topic_of(name))
+            if LISTED.fullmatch(topic_of(name))
             and self._caller.server_of(self._keys.of(name).payload) == here
         ][:MAX_MEASURED]
         free = asyncio.Semaphore(CONCURRENCY)

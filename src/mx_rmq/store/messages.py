@@ -18,6 +18,7 @@ from mx_rmq.store.line_reads import LineReads, line_range
 from mx_rmq.store.lines import id_in_line
 from mx_rmq.store.results import decoded
 from mx_rmq.store.script import load
+from mx_rmq.store.wait_reads import WaitReads, end_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +40,8 @@ class Found:
     id: str
     state: State
     data: bytes  # its record; of archives with a line about the message, that line and the rest
-    due: int | None = None  # when it is due, ms. Only if delayed
+    due: int | None = None  # when it is due, ms. Only if delayed or waiting, and not forever
+    since: int | None = None  # since when it waits, ms. Only if waiting
     lease: bytes | None = None  # `token:worker`. Only if in processing
     deadline: int | None = None  # when the lease ends, ms. Only if in processing
     archived: int | None = None  # when it was archived, ms. Only if in an archive
@@ -63,6 +65,7 @@ class Pages:
         self._caller = store.caller
         self._keys = store.keys
         self._lines = LineReads(store)
+        self._waits = WaitReads(store)
 
     async def find(self, topic: str, id: str) -> Found | None:
         keys = self._keys.of(topic)
@@ -91,6 +94,10 @@ class Pages:
         for key in _indexes(keys, State.DELAYED):
             due = await self._caller.command("ZSCORE", key, id)
             if due is not None:
+                since = await self._caller.command("ZSCORE", keys.waiting, id)
+                if since is not None:
+                    at, end = _ms(since), end_of(due)
+                    return Found(id=id, state=State.WAITING, data=data, due=end, since=at)
                 return Found(id=id, state=State.DELAYED, data=data, due=_ms(due))
         # In no other place, so it is pending. Searching the lists would be slow.
         still = await self._caller.command("HEXISTS", keys.payload, id)
@@ -113,7 +120,7 @@ class Pages:
         """Return some ids of a state, in its order; `start`: how many to skip of each level.
 
         Pending: in dispatch order; then those with a key, line by line. Delayed: by due time.
-        Processing: by deadline. Archived: newest first.
+        Waiting: those that wait longest first. Processing: by deadline. Archived: newest first.
         """
         found: list[ListedId] = []
         for level, first in enumerate(start):
@@ -138,6 +145,15 @@ class Pages:
         if contents and state is State.PROCESSING:
             held = ids[: len(contents)]
             leases = await self._caller.command("HMGET", keys.processing, *held)
+        if contents and state is State.DELAYED:  # those that wait for signals are there, too
+            waits = await self._caller.command("ZMSCORE", keys.waiting, *ids[: len(contents)])
+            contents = [
+                None if since is not None else data
+                for data, since in zip(contents, waits, strict=True)
+            ]
+        ends: list[int | None] = [None] * len(contents)
+        if contents and state is State.WAITING:
+            ends = await self._waits.ends(topic, ids[: len(contents)])
         if contents and state is State.COMPLETED:
             now = await self._store.time(payload)
             for n, (data, entry) in enumerate(zip(contents, entries, strict=False)):
@@ -146,8 +162,8 @@ class Pages:
         return [
             None
             if data is None or (lease is None and state is State.PROCESSING)
-            else as_found(state, entry, data, lease)
-            for entry, data, lease in zip(entries, contents, leases, strict=False)
+            else as_found(state, entry, data, lease, end)
+            for entry, data, lease, end in zip(entries, contents, leases, ends, strict=False)
         ]
 
     async def part_of(
@@ -281,13 +297,20 @@ class Pages:
         return steps
 
 
-def as_found(state: State, entry: ListedId, data: bytes = b"", lease: bytes | None = None) -> Found:
+def as_found(
+    state: State,
+    entry: ListedId,
+    data: bytes = b"",
+    lease: bytes | None = None,
+    end: int | None = None,
+) -> Found:
     """Combine an entry with what was read of its message."""
     return Found(
         id=decoded(entry.id),
         state=state,
         data=data,
-        due=_ms(entry.at) if state is State.DELAYED else None,
+        due=_ms(entry.at) if state is State.DELAYED else end,
+        since=_ms(entry.at) if state is State.WAITING else None,
         lease=lease,
         deadline=_ms(entry.at) if state is State.PROCESSING else None,
         archived=_ms(entry.at) if state.is_archive else None,
@@ -312,6 +335,8 @@ def _indexes(keys: TopicKeys, state: State) -> tuple[str, ...]:
             return keys.pending_high, keys.pending, keys.pending_low, keys.lines
         case State.DELAYED:
             return keys.delay_tasks_high, keys.delay_tasks, keys.delay_tasks_low
+        case State.WAITING:
+            return (keys.waiting,)
         case State.PROCESSING:
             return (keys.expire_monitor,)
         case State.DEAD | State.QUARANTINED | State.COMPLETED:

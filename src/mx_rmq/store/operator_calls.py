@@ -259,6 +259,20 @@ async def repair_lines(
     return codes
 
 
+async def repair_waits(
+    store: Store, topic: str, suspects: Sequence[bytes], *, dry_run: bool = False
+) -> list[int]:
+    """Fix the waits and signals of messages; return what was wrong with each, in codes.
+
+    See repair_waits.lua. `dry_run`: only say what is wrong.
+    """
+    codes: list[int] = []
+    for start in range(0, len(suspects), MAX_BATCH):
+        items = suspects[start : start + MAX_BATCH]
+        codes += await store.run("repair_waits", topic, {"dry": int(dry_run)}, items)
+    return codes
+
+
 async def _operate(
     store: Store,
     name: str,

@@ -18,10 +18,11 @@ from mx_rmq.core.errors import (
     ServerFull,
 )
 from mx_rmq.core.message import Message, Priority
+from mx_rmq.core.names import check_topic
 from mx_rmq.core.partition import topic_of
 from mx_rmq.net.caller import RECEIPT_MS
 from mx_rmq.store import operator_calls
-from mx_rmq.store.arguments import MAX_BATCH, check_range, place_of, too_many
+from mx_rmq.store.arguments import MAX_BATCH, check_range, too_many
 from mx_rmq.store.lanes import maker_of
 from mx_rmq.store.results import PLACED, Produced, Ticked
 from mx_rmq.store.script import load
@@ -106,6 +107,8 @@ def prepare(
     """
     if len(messages) > MAX_BATCH:
         raise too_many(len(messages))
+    if "@" in topic:
+        check_topic(topic_of(topic))  # refuses a subscription
     script = load(name)
     delayed = "delay_ms" in script.each
     makers: list[str] = []
@@ -118,10 +121,10 @@ def prepare(
             if not delayed and (message.delay or message.due is not None):
                 raise InvalidInput("a message with delay or at goes to produce_delay_message")
             id, how = message.id, ""  # how: see produce_normal_message.lua
-            place = message.key is not None or message.cost != 1
+            cost = "" if message.cost == 1 else message.cost
             if not id:
                 id = lane.id_at(offset)
-                if message.priority != Priority.NORMAL or message.ttl is not None or place:
+                if message.priority != Priority.NORMAL or message.ttl is not None or cost:
                     how = f"0 0 {message.priority}"
             else:
                 maker = 0
@@ -135,11 +138,13 @@ def prepare(
                 if policy.refuses and not processing:
                     makers.append(store.keys.of(topic).processing)
                     processing = len(script.keys) + len(makers)
-                how = f"{how} {ttl} {dedup} {processing if policy.refuses else ''}"
+                how = f"{how} {ttl} {dedup} {processing if policy.refuses else ''} {cost}"
+            elif cost:
+                how = f"{how} {'' if message.ttl is None else message.ttl}   {cost}"
             elif message.ttl is not None:
                 how = f"{how} {message.ttl}"
-            if place:
-                how = f"{how}\t{place_of(message.key, message.priority, message.cost)}"
+            if cost or message.key is not None:
+                how = f"{how}\t{message.key or ''}"
             ids.append(id)
             items += (id, how, _record(store, message, topic, id))
             if delayed:
@@ -152,11 +157,17 @@ def prepare(
 
 
 async def produce(
-    store: Store, call: Prepared, confirm: Confirm | None = None, check: Check | None = None
+    store: Store,
+    call: Prepared,
+    confirm: Confirm | None = None,
+    check: Check | None = None,
+    *,
+    limited: bool = True,
 ) -> list[Produced]:
     """Send a prepared call; with `confirm`, wait until the messages are that safe.
 
-    `check` may raise Withdrawn until the call was sent once.
+    `check` may raise Withdrawn until the call was sent once. `limited`: refuse the messages if the
+    topic has `max_pending`.
     """
     name, part, lane, ids, items, makers = call
     if not ids:
@@ -168,7 +179,7 @@ async def produce(
             await store.register(topic)
         named: dict[str, Value] = {
             "dedup_ms": round(limits.dedup * 1000),
-            "max_pending": ceil(limits.max_pending / store.partitions[topic]),
+            "max_pending": ceil(limits.max_pending / store.partitions[topic]) if limited else 0,
         }
         if name == "replace_message":
             named["walk"] = operator_calls.WALK
@@ -183,6 +194,11 @@ async def produce(
     missing = ""
     if confirm is not None:
         answer, missing = answer
+    if answer == b"s":
+        raise InvalidInput(
+            f"topic {topic!r} has subscriptions, so on_duplicate='replace' is not possible: they "
+            "may have copies of the message already. Produce the update under another id"
+        )
     if answer.startswith(b"full"):
         raise QueueFull(topic, limits.max_pending)
     produced = [Produced(id, PLACED[code]) for id, code in zip(ids, answer, strict=True)]
@@ -204,11 +220,18 @@ async def has_made_ids(store: Store, topic: str, lane: str) -> bool:
 
 
 async def produce_cron_message(
-    store: Store, topic: str, tick: int, message: Message | None = None
+    store: Store,
+    topic: str,
+    tick: int,
+    message: Message | None = None,
+    *,
+    name: str = "",
+    generation: str = "",
 ) -> Ticked:
     """Produce the message of a tick, once, when it is due. It is safe to repeat.
 
-    Without a message, this only returns the last tick.
+    Without a message, this only returns the last tick. `name` and `generation` say which schedule
+    it is; without them it is the topic's cron, which is declared in code.
     """
     check_range("tick", tick, 0)
     id, record, priority, ttl = f"cron-{tick}", b"", Priority.NORMAL, None
@@ -219,7 +242,7 @@ async def produce_cron_message(
         record, priority, ttl = _record(store, message, topic, id), message.priority, message.ttl
     if topic not in store.partitions:
         await store.register(topic)
-    now, last, fired = await store.run(
+    now, last, fired, state = await store.run(
         "produce_cron_message",
         topic,
         {
@@ -228,9 +251,16 @@ async def produce_cron_message(
             "record": record,
             "priority": priority,
             "live_ms": "" if ttl is None else ttl,
+            "name": name,
+            "generation": generation,
         },
     )
-    return Ticked(int(now), int(last) if last else None, id if fired else None)
+    return Ticked(int(now), int(last) if last else None, id if fired else None, state.decode())
+
+
+def check_size(store: Store, message: Message, topic: str) -> None:
+    """Refuse a message that could not be produced because of its size."""
+    _record(store, message, topic, message.id)
 
 
 def _record(store: Store, message: Message, topic: str, id: str) -> bytes:
@@ -240,9 +270,9 @@ def _record(store: Store, message: Message, topic: str, id: str) -> bytes:
         size = len(message.payload)
         if size > store.limits.max_payload:
             raise PayloadTooLarge(size, store.limits.max_payload)
-        if len(record) - size > MAX_ENVELOPE:
+        settings = len(record) - size - len(message.steps)
+        if settings > MAX_ENVELOPE:
             raise InvalidInput(
-                f"headers and settings take {len(record) - size:,} bytes; "
-                f"the limit is {MAX_ENVELOPE:,}"
+                f"headers and settings take {settings:,} bytes; the limit is {MAX_ENVELOPE:,}"
             )
     return record[1:]

@@ -14,7 +14,8 @@ from mx_rmq.store.history import History
 from mx_rmq.store.line_reads import LineReads
 from mx_rmq.store.messages import Pages
 from mx_rmq.store.preflight import AWAY
-from mx_rmq.store.results import wait_of
+from mx_rmq.store.results import decoded, subscriptions_in, wait_of
+from mx_rmq.store.wait_reads import WaitReads
 
 if TYPE_CHECKING:
     from mx_rmq.store.store import Store
@@ -39,6 +40,7 @@ class Counts:
     """How many ms ago the first delayed message was due; None: none is due."""
     lease_overdue: int | None  # how many ms ago the first lease ran out; None: none has
     ever: dict[str, int]  # what happened, and to how many messages, since the topic was created
+    waiting: int = 0  # for signals
     dead_bytes: int = 0
     quarantined_bytes: int = 0
     completed_bytes: int = 0
@@ -46,10 +48,12 @@ class Counts:
     are unknown until a worker has counted them."""
     overflowed: int | None = None
     """When an archive last dropped messages to stay within its bytes, ms; None: never."""
+    subscriptions: tuple[str, ...] = ()
 
     @property
     def total(self) -> int:
-        return self.pending + self.delayed + self.processing + self.dead + self.quarantined
+        live = self.pending + self.delayed + self.waiting + self.processing
+        return live + self.dead + self.quarantined
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,7 @@ class Views:
         self._keys = store.keys
         self.pages = Pages(store)
         self.lines = LineReads(store)
+        self.waits = WaitReads(store)
         self.history = History(store.caller, store.keys)
 
     async def now(self, topic: str | None = None) -> int:
@@ -98,6 +103,13 @@ class Views:
         members = await self._caller.command("HKEYS", self._keys.topics)
         return sorted(member.decode("utf-8", "backslashreplace") for member in members)
 
+    async def waiting(self, topic: str, start: int, count: int) -> list[str]:
+        """Return ids of messages that wait for signals, those that wait longest first."""
+        ids = await self._caller.command(
+            "ZRANGE", self._keys.of(topic).waiting, start, start + count - 1
+        )
+        return [decoded(id) for id in ids]
+
     async def partitions(self, topic: str) -> int:
         """Return how many partitions a topic has; 0: it was never produced to."""
         count = await self._caller.command("HGET", self._keys.topics, topic)
@@ -105,12 +117,16 @@ class Views:
 
     async def counts(self, topic: str) -> Counts:
         """Return how many messages are in each state, read atomically."""
-        *numbers, due, deadline, kept, ever = await self._store.run("count_messages", topic, {})
-        pending, delayed, processing, dead, quarantined, completed, paused, dropped = numbers
+        reply = await self._store.run("count_messages", topic, {})
+        *numbers, due, deadline, kept, listed, ever = reply
+        pending, delayed, waiting, processing, dead, quarantined, completed, paused, dropped = (
+            numbers
+        )
         fields = iter(ever)
         return Counts(
             pending=pending,
             delayed=delayed,
+            waiting=waiting,
             processing=processing,
             dead=dead,
             quarantined=quarantined,
@@ -123,6 +139,7 @@ class Views:
             quarantined_bytes=_number(kept[1]) + OVERHEAD * quarantined,
             completed_bytes=_number(kept[2]) + OVERHEAD * completed,
             overflowed=max(map(_number, kept[3:])) or None,
+            subscriptions=tuple(subscriptions_in(listed)),
             ever={
                 what.decode("utf-8", "replace"): int(number)
                 for what, number in zip(fields, fields, strict=True)

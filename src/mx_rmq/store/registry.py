@@ -6,15 +6,15 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from mx_rmq.core.errors import OutcomeUnknown, ScriptFailed, ServerFull, ServerUnavailable
-from mx_rmq.core.names import TOPIC, check_topic
-from mx_rmq.core.partition import check_partitions, partitions, partitions_of
+from mx_rmq.core.names import LISTED, check_listed
+from mx_rmq.core.partition import check_partitions, partitions_of
 from mx_rmq.store.arguments import MAX_TOPICS, check_range, check_worker
 from mx_rmq.store.keys import LAYOUT
 from mx_rmq.store.results import decoded
 from mx_rmq.store.script import load
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from mx_rmq.net.connection import Value
     from mx_rmq.store.store import Store
@@ -38,7 +38,7 @@ async def register_topics(
     """
     declared = ttls or {}
     wanted: list[tuple[str, int, int | str]] = [
-        (check_topic(topic), check_partitions(topics[topic]), declared.get(topic, ""))
+        (check_listed(topic), check_partitions(topics[topic]), declared.get(topic, ""))
         for topic in topics
     ]
     script = load("register_topics")
@@ -70,7 +70,7 @@ async def tend_topics(store: Store, worker: str, *, turn: int) -> Registered | i
         return reply
     fields = iter(reply)
     found = {decoded(name): value for name, value in zip(fields, fields, strict=True)}
-    topics = {name: partitions_of(count) for name, count in found.items() if TOPIC.fullmatch(name)}
+    topics = {name: partitions_of(count) for name, count in found.items() if LISTED.fullmatch(name)}
     declared = {name: found.get(f"!{name}", b"") for name in topics}
     ttls = {name: int(ttl) for name, ttl in declared.items() if ttl.isdigit() and int(ttl)}
     return Registered(topics, ttls)
@@ -87,33 +87,6 @@ async def note_result_ttl(store: Store, part: str, ttl: int) -> None:
     """Note for how long a partition's results are kept, ms, before there are any."""
     if await store.views.result_ttl(part) != ttl:
         await store.caller.command("HSET", store.keys.of(part).meta, "result_ttl", ttl)
-
-
-async def grow(store: Store, topic: str, count: int) -> None:
-    """Give a topic at least `count` partitions. If the topic is paused, so are the new ones.
-
-    They are checked again once they are registered: a pause or resume just before that did not
-    know about them.
-    """
-    known = await store.caller.command("HGET", store.keys.topics, check_topic(topic)) or b""
-    new = partitions(topic, check_partitions(count))[int(known) if known.isdigit() else count :]
-    await _pause_alike(store, topic, new)
-    await store.register_topics({topic: count})
-    await _pause_alike(store, topic, new)
-
-
-async def _pause_alike(store: Store, topic: str, new: Sequence[str]) -> None:
-    """Pause or resume new partitions to match the topic: an earlier grow may have died halfway."""
-    if not new:
-        return
-    paused = await _is_paused(store, topic)
-    for name in new:
-        if await _is_paused(store, name) != paused:
-            await (store.pause_topic(name) if paused else store.resume_topic(name))
-
-
-async def _is_paused(store: Store, name: str) -> bool:
-    return bool(await store.caller.command("HEXISTS", store.keys.of(name).meta, "paused"))
 
 
 async def claim_layout(store: Store) -> None:

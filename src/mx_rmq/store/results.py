@@ -61,6 +61,19 @@ class Settled(StrEnum):
         return self in (Settled.DONE, Settled.REPEATED)
 
 
+class Signalled(StrEnum):
+    """The result for one signal."""
+
+    KEPT = "1"
+    REPEATED = "2"  # kept when this call was sent the first time; its reply was lost
+    THERE = "s"  # a signal with this name has come before, and counts
+    UNKNOWN = "0"  # there is no such message
+    FULL = "f"  # too many signals are kept for the message
+
+    def __bool__(self) -> bool:
+        return self is not Signalled.UNKNOWN and self is not Signalled.FULL
+
+
 PLACED: Final = {ord(placed): placed for placed in Placed}
 SETTLED: Final = {ord(settled): settled for settled in Settled}
 """Results, by the character that the scripts return for each message."""
@@ -71,8 +84,26 @@ def decoded(data: bytes) -> str:
     return data.decode("utf-8", "surrogateescape")
 
 
+def subscriptions_in(listed: bytes) -> dict[str, int]:
+    """Return the subscriptions in a topic's list, and since when each exists, ms."""
+    words = listed.split()
+    return {
+        decoded(name): int(since) if since.isdigit() else 0
+        for name, since in zip(words[::2], words[1::2], strict=False)
+        if not name.startswith(b"-")  # it was removed
+    }
+
+
 def wait_of(ms: int) -> int | None:
     return None if ms < 0 else ms
+
+
+class FannedOut(NamedTuple):
+    """What a fan-out did."""
+
+    names: tuple[str, ...]  # the subscriptions; if others were passed, nothing was moved
+    moved: int
+    left: int  # messages that still wait for a fan-out
 
 
 class Produced(NamedTuple):
@@ -141,6 +172,15 @@ class RetryRequest(NamedTuple):
     delay: int
 
 
+class Signal(NamedTuple):
+    """Something that a message waits for, or may wait for."""
+
+    id: str  # the message's
+    name: str
+    value: bytes
+    wake: bool = False  # whether the message runs at once, whatever else it waits for
+
+
 class Survey(NamedTuple):
     """What comes next in a topic."""
 
@@ -151,6 +191,7 @@ class Survey(NamedTuple):
     """The ms until a lease runs out, 0 if one has, None if nothing is in processing."""
     expires: int | None = None
     """The ms until a waiting message expires, 0 if one has, None if none has a time to live."""
+    waiting: int = 0  # how many messages wait for signals
 
 
 class Surveyed(NamedTuple):
@@ -165,3 +206,5 @@ class Ticked(NamedTuple):
     last: int | None  # the last tick that fired, or the time of the first call if none has
     id: str | None
     """The message, if this call made it. None also if an earlier try made it and lost its reply."""
+    state: str = ""
+    """`paused`; `gone`: the definition was removed or replaced; empty: neither."""

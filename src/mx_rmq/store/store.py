@@ -18,9 +18,12 @@ from mx_rmq.net.url import connect
 from mx_rmq.safe_log import get_logger
 from mx_rmq.settings import SECOND_NET, Limits
 from mx_rmq.store import (
+    growth,
     operator_calls,
     producer_calls,
     registry,
+    schedule_calls,
+    subscription_calls,
     upkeep_calls,
     waiter_calls,
     worker_calls,
@@ -117,6 +120,10 @@ class Store:
     note_progress = worker_calls.note_progress
     retry_message = worker_calls.retry_message
     snooze_message = worker_calls.snooze_message
+    park_message = worker_calls.park_message
+    note_record = worker_calls.note_record
+    signal_message = worker_calls.signal_message
+    signals_of = worker_calls.signals_of
     postpone_message = worker_calls.postpone_message
     release_message = worker_calls.release_message
     release_replaced = worker_calls.release_replaced
@@ -154,11 +161,30 @@ class Store:
     repair_message = operator_calls.repair_message
     repair_topic = operator_calls.repair_topic
     repair_lines = operator_calls.repair_lines
+    repair_waits = operator_calls.repair_waits
+
+    # schedules
+    store_schedule = schedule_calls.store_schedule
+    remove_schedule = schedule_calls.remove_schedule
+    pause_schedule = schedule_calls.pause_schedule
+    resume_schedule = schedule_calls.resume_schedule
+    list_schedule = schedule_calls.list_schedule
+    declare_crons = schedule_calls.declare_crons
+    put_schedule = schedule_calls.put_schedule
+    drop_schedule = schedule_calls.drop_schedule
+    schedules_version = schedule_calls.schedules_version
+    read_schedules = schedule_calls.read_schedules
+
+    # subscriptions
+    subscriptions = subscription_calls.subscriptions
+    declare_subscription = subscription_calls.declare_subscription
+    remove_subscription = subscription_calls.remove_subscription
+    fan_out = subscription_calls.fan_out
 
     # the registry of topics
     register_topics = registry.register_topics
     register = registry.register
-    grow = registry.grow
+    grow = growth.grow
     tend_topics = registry.tend_topics
     give_up_turn = registry.give_up_turn
     claim_layout = registry.claim_layout

@@ -182,14 +182,19 @@ async def survey_topics(store: Store, topics: Sequence[str]) -> Surveyed:
         keys = [getattr(store.keys.of(topic), key) for topic in chunk for key in script.keys]
         reply = await store.caller.run(script, keys, [store.now()])
         now, fields = int(reply[0]), iter(reply[1:])
-        for topic, waiting, *waits in zip(chunk, fields, fields, fields, fields, strict=True):
-            found[topic] = Survey(waiting, *map(wait_of, waits))
+        each = zip(chunk, *[fields] * 5, strict=True)
+        for topic, pending, *times, waiting in each:
+            due, deadline, expires = map(wait_of, times)
+            found[topic] = Survey(pending, due, deadline, expires, waiting)
     return Surveyed(now, found)
 
 
-async def ring_doorbell(store: Store, topic: str) -> bool:
-    """Give back a ring that the caller cannot use; return False if the doorbell already rang."""
-    return bool(await store.run("ring_doorbell", topic, {}))
+async def ring_doorbell(store: Store, topic: str, leaving: str = "") -> bool:
+    """Give back a ring that the caller cannot use; return False if the doorbell already rang.
+
+    `leaving`: a worker that will not ask again when a limit allows more.
+    """
+    return bool(await store.run("ring_doorbell", topic, {"leaving": leaving}))
 
 
 async def beat_worker(store: Store, worker: str, info: bytes, *, forget: int = 0) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mx_rmq.core import codec
 from mx_rmq.core.message import Message, State
+from mx_rmq.core.steps import MAX_AFTER, is_child
 from mx_rmq.core.text import brief
 from mx_rmq.store.arguments import (
     MAX_BATCH,
@@ -26,15 +27,20 @@ from mx_rmq.store.results import (
     Leased,
     RetryRequest,
     Settled,
+    Signal,
+    Signalled,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mx_rmq.core.outcome import Postpone, SnoozeLater
+    from mx_rmq.core.outcome import Park, Postpone, SnoozeLater
     from mx_rmq.net.connection import Value
     from mx_rmq.store.quarantine import QuarantineReason
     from mx_rmq.store.store import Store
+
+MAX_SIGNALS: Final = 10_000  # kept for one message
+SIGNALS_PER_PAGE: Final = 100
 
 INLINE: Final = 4096
 """Bytes of the longest result that is published. Those who wait for a longer one read it."""
@@ -149,7 +155,7 @@ async def retry_message(
         check_same(message, topic, claim.id)
         why = message.errors[-1].summary if message.errors else message.reason
         items += (claim.id, claim.token, codec.encode(message))
-        items += (*_due(message.priority, delay, message.expires_at, why), "")
+        items += (*_due(message.priority, delay, message.expires_at, why), "", "")
     return await _settle(
         store, "retry_message", topic, {"worker": worker, "what": "retried"}, items
     )
@@ -165,7 +171,7 @@ async def snooze_message(
         check_same(message, topic, claim.id)
         items += (claim.id, claim.token, codec.encode(message))
         items += _due(message.priority, later.delay, message.expires_at, later.reason)
-        items.append(later.delay if later.key else "")
+        items += (later.delay if later.key else "", "")
     return await _settle(
         store, "retry_message", topic, {"worker": worker, "what": "snoozed"}, items
     )
@@ -177,15 +183,79 @@ async def postpone_message(
     """Delay messages of a newer release, each with its unchanged bytes."""
     items: list[Value] = []
     for claim, (record, priority, delay, expires, why) in postponed:
-        items += (claim.id, claim.token, record, *_due(priority, delay, expires, why), "")
+        items += (claim.id, claim.token, record, *_due(priority, delay, expires, why), "", "")
     return await _settle(
         store, "retry_message", topic, {"worker": worker, "what": "postponed"}, items
     )
 
 
-def _due(priority: str, delay: int, expires: int | None, why: str) -> tuple[Value, ...]:
-    check_range("delay", delay, 0)
-    return check_level(priority), delay, "" if expires is None else expires, brief(why)
+async def park_message(
+    store: Store, topic: str, worker: str, parked: Sequence[tuple[Held, Park]]
+) -> list[Settled]:
+    """Let messages wait for signals."""
+    items: list[Value] = []
+    for claim, park in parked:
+        message = park.message
+        check_same(message, topic, claim.id)
+        items += (claim.id, claim.token, codec.encode(message))
+        items += _due(message.priority, park.delay, message.expires_at, park.reason)
+        items += ("", "\n".join(park.awaits))
+    return await _settle(store, "retry_message", topic, {"worker": worker, "what": "parked"}, items)
+
+
+async def note_record(
+    store: Store, topic: str, worker: str, notes: Sequence[tuple[Held, Message, str]]
+) -> list[Settled]:
+    """Give messages in processing new records; the texts tell the history what was noted."""
+    items: list[Value] = []
+    for claim, message, about in notes:
+        check_same(message, topic, claim.id)
+        items += (claim.id, claim.token, codec.encode(message), brief(about))
+    return await _settle(store, "note_record", topic, {"worker": worker}, items)
+
+
+async def signal_message(
+    store: Store, topic: str, signals: Sequence[Signal], *, by: str = ""
+) -> list[Signalled]:
+    """Send signals to messages of a topic or partition: all from callers, or all from messages.
+
+    Those of callers leave room for those from other messages, without which it would wait forever.
+    """
+    items: list[Value] = []
+    for id, name, value, wake in signals:
+        items += (id, name, value, int(wake))
+    if not items:
+        return []
+    most = MAX_SIGNALS + (2 * MAX_AFTER if is_child(signals[0].name) else 0)
+    named: dict[str, Value] = {"most": most, "by": brief(by)}
+    return [Signalled(chr(code)) for code in await store.run("signal_message", topic, named, items)]
+
+
+async def signals_of(store: Store, topic: str, id: str) -> dict[str, bytes]:
+    """Return the signals that have come for a message, by their names."""
+    found: dict[str, bytes] = {}
+    start = prefix = f"{id}\t".encode()
+    while True:
+        page = await store.caller.command(
+            "ZRANGEBYLEX",
+            store.keys.of(topic).signals,
+            (b"[" if start == prefix else b"(") + start,
+            b"(" + prefix[:-1] + b"\n",
+            "LIMIT",
+            0,
+            SIGNALS_PER_PAGE,
+        )
+        for member in page:
+            name, _, value = member[len(prefix) :].partition(b"\t")
+            found[name.decode("utf-8", "surrogateescape")] = value
+        if len(page) < SIGNALS_PER_PAGE:
+            return found
+        start = page[-1]
+
+
+def _due(priority: str, delay: int | None, expires: int | None, why: str) -> tuple[Value, ...]:
+    until = "" if delay is None else check_range("delay", delay, 0)
+    return check_level(priority), until, "" if expires is None else expires, brief(why)
 
 
 async def release_message(

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
     from contextlib import AbstractContextManager
 
+    from mx_rmq.core.batch import Batch
     from mx_rmq.core.delivery import Delivery
-    from mx_rmq.core.middleware import Handle
+    from mx_rmq.core.middleware import Handle, HandleBatch
     from mx_rmq.core.outgoing import Outgoing
     from mx_rmq.core.retry import Policy
     from mx_rmq.queue import MessageQueue
@@ -187,9 +188,24 @@ class _InstantRetry(Middleware):
         try:
             return await call_next(delivery)
         except Retry as error:
-            if error.delay is not None:  # without one the policy decides
-                error.delay = 0.0
+            _retry_now(error)
             raise
+
+    async def handle_batch(self, batch: Batch, call_next: HandleBatch) -> Any:
+        try:
+            return await call_next(batch)
+        except Retry as error:
+            _retry_now(error)
+            raise
+        finally:
+            for why in batch.failed.values():
+                if isinstance(why, Retry):
+                    _retry_now(why)
+
+
+def _retry_now(error: Retry) -> None:
+    if error.delay is not None:  # without one the policy decides
+        error.delay = 0.0
 
 
 def _without_waits(message: Outgoing, *, retries: bool, delays: bool) -> Outgoing:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mx_rmq.core.errors import ResultUnknown
-from mx_rmq.core.partition import partitions
+from mx_rmq.core.partition import partitions, subscription_of
 
 if TYPE_CHECKING:
     from mx_rmq.store import Store
@@ -16,6 +16,11 @@ async def why_unknown(store: Store, topic: str, id: str, *, seen: bool) -> Resul
     if not seen and not await store.views.partitions(topic):
         return ResultUnknown(
             f"topic {topic!r} is not known: nothing was produced to it, and no worker serves it"
+        )
+    if names := await store.subscriptions(topic) if subscription_of(topic) is None else ():
+        return ResultUnknown(
+            f"topic {topic!r} has subscriptions, and each of their copies has its own result: ask "
+            f"for that of {f'{topic}@{min(names)}'!r}"
         )
     ttl = await store.views.result_ttl(topic)
     gone = "" if ttl is None else f"its result is gone: they are kept for {ttl / 1000:g} s"

@@ -19,7 +19,7 @@ from mx_rmq.core.errors import (
     ServerUnavailable,
 )
 from mx_rmq.core.message import State
-from mx_rmq.core.names import check_topic
+from mx_rmq.core.names import check_listed
 from mx_rmq.core.partition import partitions, topic_of
 from mx_rmq.core.payload import Decode, decoder, unreadable
 from mx_rmq.core.status import Kept
@@ -187,7 +187,7 @@ class Waiters:
 
     async def _look_in(self, topic: str, id: str, look: Any) -> tuple[str, RawStatus] | None:
         """Look for a message in the partitions of its topic."""
-        check_topic(topic)
+        check_listed(topic)
         if not isinstance(id, str):
             raise InvalidInput(f"message id {id!r:.80} is not a string")
         try:

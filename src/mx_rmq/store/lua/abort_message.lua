@@ -6,7 +6,7 @@
 -- Returns  1 done, 2 done by an earlier copy of this call, 0 not there, c its record has changed
 -- Cost     that of cancel_message and of move_to_dlq, and the length of the record
 -- keys: payload | pending* | delay_tasks* | cancelled expiry | processing expire_monitor
--- keys: lines ring blocked keyed running doorbell | archive archive_payload archive_bytes
+-- keys: lines ring blocked keyed running doorbell | waiting awaited signals | archive archive_payload archive_bytes
 -- keys: receipt totals history
 
 local budget  = tonumber(ARGV.budget) -- bytes that the archive may hold, 0: no limit
@@ -29,7 +29,9 @@ local weight, recount_ms, overwritten = #kept, math.huge, {}
 -- use: archive_size
 if redis.call('HEXISTS', archive_payload, id) == 1 then sealed, began = false, false end
 
--- use: victims, drop_victims, free_keys, leave_place, archive_message, forget_keys
+-- use: victims
+local ended = victims
+-- use: drop_victims, free_keys, leave_place, archive_message, forget_keys, forget_signals
 redis.call('HDEL', keyed, '!' .. id) -- the place that replace_message may have noted
 
 note('trimmed', '', victims)

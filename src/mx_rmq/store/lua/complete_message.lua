@@ -4,7 +4,7 @@
 -- Returns  one letter per message: 1 done, 2 done by an earlier copy of this call, 0 not its lease,
 --          r its lease, but the message was replaced: nothing is done, see release_replaced
 -- Cost     O(log P) per message, P in processing
--- keys: payload | processing expire_monitor | keyed running blocked doorbell
+-- keys: payload | processing expire_monitor | keyed running blocked doorbell signals
 -- keys: receipt totals history
 
 local each, width = ARGV.each, 2 -- per message: id, token
@@ -12,13 +12,13 @@ local each, width = ARGV.each, 2 -- per message: id, token
 if count == 0 then return answer end
 
 redis.call('HLEN', payload)
-local leaving, started = held, true
+local leaving, started, ended = held, true, held
 -- use: freed_keys
 
 redis.call('ZREM', expire_monitor, unpack(held))
 redis.call('HDEL', processing, unpack(held))
 redis.call('HDEL', payload, unpack(held))
--- use: free_keys, forget_keys
+-- use: free_keys, forget_keys, forget_signals
 
 note('completed', worker, held)
 -- use: receipt

@@ -7,7 +7,7 @@
 -- Returns  same as complete_message
 -- Cost     O(log P + log A) per message, P in processing, A kept, and per result dropped
 -- keys: payload | processing expire_monitor | archive archive_payload archive_bytes | meta
--- keys: keyed running blocked doorbell | receipt totals history
+-- keys: keyed running blocked doorbell signals | receipt totals history
 
 local budget    = tonumber(ARGV.budget)    -- bytes that the results may take, 0: no limit
 local hexpire_s = tonumber(ARGV.hexpire_s) -- TTL of a result's field (s), 0: none
@@ -18,7 +18,7 @@ local each, width = ARGV.each, 3 -- per message: id, token, kept
 if count == 0 then return answer end
 
 redis.call('HLEN', payload)
-local leaving, started = held, true
+local leaving, started, ended = held, true, held
 -- use: freed_keys
 local kind, recount_ms, arriving, weight = 'completed', math.huge, count, 0
 local old, overwritten = redis.call('ZMSCORE', archive, unpack(held)), {}
@@ -53,7 +53,7 @@ end
 redis.call('ZREM', expire_monitor, unpack(held))
 redis.call('HDEL', processing, unpack(held))
 redis.call('HDEL', payload, unpack(held))
--- use: free_keys, forget_keys
+-- use: free_keys, forget_keys, forget_signals
 redis.call('HSET', archive_payload, unpack(results))
 redis.call('ZADD', archive, unpack(times))
 if hexpire_s > 0 then

@@ -5,7 +5,8 @@
 -- The place of a cancelled message is skipped, up to a hundred per call; if its id is in use again,
 -- its next place counts. One reply holds 8 MiB of records, or a single message. If messages are
 -- left, the doorbell rings for the next worker. A level with a key of a wrong type is skipped.
--- If messages have keys or the topic is limited, dispatch_in_turn does all this instead.
+-- If messages have keys or the topic is limited, dispatch_in_turn does all this instead. A topic
+-- with subscriptions gives no worker any: fan_out takes them.
 -- Returns  now (ms); -1, or 0: ask again at once, or -2: call dispatch_in_turn; then for each
 --          message: id, token, record. A paused topic gives none. The same call again gives the
 --          same messages, as far as the worker still holds them.
@@ -18,12 +19,13 @@ local lease_ms  = tonumber(ARGV.lease_ms)  -- how long until the leases run out
 local alone     = ARGV.alone               -- '1': none while one is in processing, to keep order
 -- use: clock, history, same_dispatch
 
-local paused, last_token, turn, dropped_before =
-  unpack(redis.call('HMGET', meta, 'paused', 'token', 'turn', 'dropped'))
+local paused, last_token, turn, dropped_before, subscriptions =
+  unpack(redis.call('HMGET', meta, 'paused', 'token', 'turn', 'dropped', 'subscriptions'))
 local in_turn = redis.call('EXISTS', ring, blocked, limits) > 0
 if in_turn then reply[2] = -2 end
 local open = not paused and not in_turn
 open = open and not (alone == '1' and redis.call('HLEN', processing) > 0)
+open = open and not string.find(subscriptions or '', '^[^-]') -- fan_out takes them
 
 -- use: pending_levels
 turn = math.floor(tonumber(turn) or 0)
@@ -37,19 +39,7 @@ for _ = 1, math.min(max_count, left[1] + left[2] + left[3]) do
   turn = (turn + 1) % 10
 end
 
-local ids, count = {}, 0
-for level, key in ipairs(levels) do
-  if kept[level] then
-    for i = 1, take[level] do ids[count + i] = kept[level][i] end
-    count = count + take[level]
-  elseif take[level] > 0 then
-    local tail = redis.call('LRANGE', key, -take[level], '-1')
-    for i = #tail, 1, -1 do
-      count = count + 1
-      ids[count] = tail[i]
-    end
-  end
-end
+-- use: next_ids
 
 -- use: records_that_fit
 
@@ -59,14 +49,12 @@ local leased = redis.call('ZCARD', expire_monitor)
 local expiring = redis.pcall('ZCARD', expiry)
 
 local too_many = count - fit
-for level = 3, 1, -1 do
-  local back = math.min(too_many, take[level])
-  left[level], take[level], too_many = left[level] + back, take[level] - back, too_many - back
-end
+-- use: leave_rest
 
 -- use: next_token, new_leases
 
--- use: store_leases
+if count == 0 then redis.call('ZREMRANGEBYRANK', expire_monitor, 1, 0) end -- works at maxmemory
+-- use: leave_lists, store_leases
 for level = 1, 3 do left[level] = left[level] + behind[level] end
 if left[1] + left[2] + left[3] > 0 and rung == 0 then redis.call('RPUSH', doorbell, '1') end
 if count > 0 then

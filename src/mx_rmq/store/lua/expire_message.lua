@@ -11,6 +11,7 @@
 --          then for each message: id, token, record
 -- Cost     O(log N) per message, N waiting, and O(window); O(walk) for an id that is deeper
 -- keys: payload | pending* | delay_tasks* | lines ring blocked keyed running doorbell
+-- keys: waiting awaited signals
 -- keys: cancelled expiry | processing expire_monitor | meta
 
 local worker      = ARGV.worker                -- who takes them
@@ -59,6 +60,13 @@ for _, key in ipairs(keys) do
   if waiting == removed[key] then emptied[#emptied + 1] = key end
 end
 redis.call('ZCARD', ring)
+local waits_end = {}
+if redis.call('ZCARD', waiting) > 0 then
+  redis.call('ZCARD', awaited)
+  for _, one in ipairs(delays) do
+    for _, id in ipairs(one[2]) do waits_end[#waits_end + 1] = id end
+  end
+end
 for i = 1, fit do any_pending = any_pending or sought[ids[i]] end
 
 -- `cut` places are cut off the right end of a list, and those of them that stay are pushed back.
@@ -125,6 +133,7 @@ end
 if #deep > 0 then redis.call('SADD', cancelled, unpack(deep)) end
 redis.call('ZREM', expiry, unpack(gone))
 for _, one in ipairs(delays) do redis.call('ZREM', one[1], unpack(one[2])) end
+-- use: end_waits
 if #from_lines > 0 then redis.call('ZREM', lines, unpack(from_lines)) end
 -- use: free_keys
 if #emptied > 0 then

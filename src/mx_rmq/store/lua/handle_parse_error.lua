@@ -4,7 +4,7 @@
 -- Returns  same as move_to_dlq
 -- Cost     same as move_to_dlq, plus the length of the bytes
 -- keys: payload | processing expire_monitor | archive archive_payload archive_bytes
--- keys: keyed running blocked doorbell | receipt totals history
+-- keys: keyed running blocked doorbell signals | receipt totals history
 
 local budget    = tonumber(ARGV.budget)    -- bytes that the archive may hold, 0: no limit
 local max_bytes = tonumber(ARGV.max_bytes) -- how many of the bytes to keep, 0: all
@@ -22,7 +22,9 @@ local leaving, started = {id}, true
 -- use: freed_keys, archive_size
 if redis.call('HEXISTS', archive_payload, id) == 1 then sealed, began = false, false end
 
--- use: victims, drop_victims, archive_message, free_keys, forget_keys
+-- use: victims
+local ended = victims
+-- use: drop_victims, archive_message, free_keys, forget_keys, forget_signals
 
 note('trimmed', '', victims)
 note('quarantined', worker, {id}, {why})

@@ -12,7 +12,7 @@
 -- Returns  now (ms); '1' if it is not what was expected, else '0'; how far the clock is behind
 --          where it was (ms); then for each message: id, token, the worker that lost it, record
 -- Cost     O(log P) per message, P in processing
--- keys: payload | processing expire_monitor | keyed running blocked doorbell | meta
+-- keys: payload | processing expire_monitor | keyed running blocked doorbell signals | meta
 -- keys: totals history
 
 local worker      = ARGV.worker                -- the monitor

@@ -7,7 +7,7 @@
 --          does, but the message was replaced: nothing is done, see release_replaced
 -- Cost     O(log P + D log A), P in processing, A archived, D dropped, at most 10,200
 -- keys: payload | processing expire_monitor | archive archive_payload archive_bytes
--- keys: keyed running blocked doorbell | receipt totals history
+-- keys: keyed running blocked doorbell signals | receipt totals history
 
 local budget = tonumber(ARGV.budget) -- bytes that the archive may hold, 0: no limit
 local record = ARGV.record           -- its final record
@@ -22,7 +22,9 @@ local leaving, started = {id}, true
 -- use: freed_keys, archive_size
 if redis.call('HEXISTS', archive_payload, id) == 1 then sealed, began = false, false end
 
--- use: victims, drop_victims, archive_message, free_keys, forget_keys
+-- use: victims
+local ended = victims
+-- use: drop_victims, archive_message, free_keys, forget_keys, forget_signals
 
 note('trimmed', '', victims)
 note('died', worker, {id}, {why})

@@ -14,7 +14,8 @@ local forms = {
   HEXPIRE = {1, 'FIELDS', 1, 'f'}, LLEN = {}, LRANGE = {0, 0}, LPOS = {'x'}, LPUSH = {'x'},
   RPUSH = {'x'}, LTRIM = {0, 0}, LREM = {1, 'x'}, ZADD = {1, 'x'}, ZREM = {'x'}, ZSCORE = {'x'},
   ZMSCORE = {'x'}, ZCARD = {}, ZCOUNT = {0, 0}, ZRANGE = {0, 0}, ZRANGEBYSCORE = {0, 0},
-  ZREMRANGEBYRANK = {1, 0}, ZLEXCOUNT = {'-', '+'}, ZRANGEBYLEX = {'-', '+'},
+  ZREMRANGEBYRANK = {1, 0}, ZREMRANGEBYLEX = {'-', '-'}, ZLEXCOUNT = {'-', '+'},
+  ZRANGEBYLEX = {'-', '+'},
   XADD = {'*', 'f', 'v'}, XLEN = {}, XREVRANGE = {'+', '-'}, XTRIM = {'MAXLEN', 0},
   SCARD = {}, SISMEMBER = {'x'}, SMISMEMBER = {'x'},
 }

@@ -3,8 +3,8 @@
 -- without a record is dropped and counted. A level with a key of a wrong type is skipped.
 -- Returns  the ids it moved
 -- Cost     O(log D) per message, D delayed
--- keys: payload | pending* | delay_tasks* | lines ring blocked keyed running | doorbell meta
--- keys: totals history
+-- keys: payload | pending* | delay_tasks* | lines ring blocked keyed running
+-- keys: waiting awaited | doorbell meta | totals history
 
 local max_count = tonumber(ARGV.max_count) -- how many of each level at most
 -- use: clock, history
@@ -25,9 +25,11 @@ for _, level in ipairs(levels) do
       local place = any_keyed and redis.call('HGET', keyed, id)
       if redis.call('HEXISTS', payload, id) == 1 then
         moved[#moved + 1] = id
-        if place and string.find(place, '^[^\t]') then
-          joining[#joining + 1], joining[#joining + 2] = id, place
-          held_lines[#held_lines + 1] = string.match(place, '^[^\t]*\t') .. id
+        local key, rest = string.match(place or '', '^(.-)(\t.*)$')
+        if key and key ~= '' then
+          local last = #joining
+          joining[last + 1], joining[last + 2], joining[last + 3] = id, key, rest
+          held_lines[#held_lines + 1] = place .. id
         else
           behind[#behind + 1], plain = id, plain + 1
         end
@@ -35,7 +37,7 @@ for _, level in ipairs(levels) do
         dropped = dropped + 1
         if place then
           gone[#gone + 1] = id
-          held_lines[#held_lines + 1] = string.match(place, '^[^\t]*\t') .. id
+          held_lines[#held_lines + 1] = place .. id
         end
       end
     end
@@ -44,16 +46,26 @@ for _, level in ipairs(levels) do
 end
 -- use: line_ends
 redis.call('ZCARD', running)
+local waits_end = {}
+if redis.call('ZCARD', waiting) > 0 then
+  redis.call('ZCARD', awaited)
+  for _, move in ipairs(moves) do
+    for _, id in ipairs(move[3]) do
+      if redis.call('ZSCORE', waiting, id) then waits_end[#waits_end + 1] = id end
+    end
+  end
+end
 local rung, closed = redis.call('LLEN', doorbell), redis.call('ZSCORE', blocked, '')
 local dropped_before = tonumber(redis.call('HGET', meta, 'dropped')) or 0
 
 for _, move in ipairs(moves) do
-  local delayed, waiting, due, behind = unpack(move)
+  local delayed, list, due, behind = unpack(move)
   redis.call('ZREM', delayed, unpack(due))
-  if #behind > 0 then redis.call('LPUSH', waiting, unpack(behind)) end
+  if #behind > 0 then redis.call('LPUSH', list, unpack(behind)) end
 end
 if dropped > 0 then redis.call('HSET', meta, 'dropped', dropped_before + dropped) end
 if #gone > 0 then redis.call('HDEL', keyed, unpack(gone)) end
+-- use: end_waits
 if #held_lines > 0 then redis.call('ZREM', running, unpack(held_lines)) end
 -- use: join_lines
 if (plain > 0 or ready) and not closed and rung == 0 then redis.call('RPUSH', doorbell, '1') end

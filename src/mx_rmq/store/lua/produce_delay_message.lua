@@ -13,10 +13,13 @@ local soonest, due_times, with_place = math.huge, {high = {}, normal = {}, low =
 for _, i in ipairs(fresh) do
   local due = tonumber(ARGV[i + 4]) or now + tonumber(ARGV[i + 3])
   local n = (i - each) / width + 1
-  local level, place = due_times[(kind_at[n] or usual_kind).priority], place_at[n]
+  local key, kind = key_at[n], kind_at[n] or usual_kind
+  local level = due_times[kind.priority]
   level[#level + 1], level[#level + 2] = due, ARGV[i]
   soonest = math.min(soonest, due)
-  if place then with_place[#with_place + 1], with_place[#with_place + 2] = ARGV[i], place end
+  if key then
+    with_place[#with_place + 1], with_place[#with_place + 2] = ARGV[i], key .. kind.place
+  end
 end
 
 if #with_place > 0 then redis.call('HLEN', keyed) end

@@ -5,7 +5,7 @@
 -- Returns  now (ms), then for each message: its state, or '' if nothing is known of it; when it was
 --          archived (ms); its lease; its progress; its record, or what the archive keeps of it
 -- Cost     O(log N) per message, N delayed or archived
--- keys: payload | delay_tasks* | processing | dlq dlq_payload error_parse_queue error_parse_payload
+-- keys: payload | delay_tasks* | waiting | processing | dlq dlq_payload error_parse_queue error_parse_payload
 -- keys: results results_payload
 
 local live = ARGV.live                   -- '1': read the records of live messages, too
@@ -27,6 +27,7 @@ for i = each, #ARGV do
     for _, key in ipairs(lease == '' and {delay_tasks_high, delay_tasks, delay_tasks_low} or {}) do
       if redis.call('ZSCORE', key, id) then state = 'delayed' end
     end
+    if state == 'delayed' and redis.call('ZSCORE', waiting, id) then state = 'waiting' end
     if live == '1' then data = redis.call('HGET', payload, id) end
     if with_progress == '1' and lease ~= '' then
       progress = redis.pcall('GET', KEYS[#KEYS - #ARGV + i])

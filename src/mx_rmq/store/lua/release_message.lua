@@ -4,7 +4,7 @@
 -- Returns  same as complete_message
 -- Cost     O(log P) per message, P in processing
 -- keys: pending* | expiry | processing expire_monitor | doorbell
--- keys: lines ring blocked keyed running | receipt totals history
+-- keys: lines ring blocked keyed running signals | receipt totals history
 
 local each, width = ARGV.each, 4 -- per message: id, token, level, expires_ms
 -- use: clock, first_answer, history, held_messages
@@ -14,8 +14,10 @@ local leaving, started = held, true
 -- use: freed_keys
 local joining, wake, in_line = {}, true, {}
 for n, id in ipairs(with_key) do
-  if string.find(places[n], '^[^\t]') then
-    joining[#joining + 1], joining[#joining + 2], in_line[id] = id, places[n], true
+  local key, place = string.match(places[n], '^(.-)(\t.*)$')
+  if key ~= '' then
+    local last = #joining
+    joining[last + 1], joining[last + 2], joining[last + 3], in_line[id] = id, key, place, true
   end
 end
 -- use: line_ends

@@ -4,7 +4,7 @@
 -- Returns  1 done, 2 done by an earlier copy of this call, 0 not its lease, or not replaced
 -- Cost     O(log P + log D), P in processing, D delayed
 -- keys: pending* | delay_tasks* | expiry | processing expire_monitor | doorbell doorbell_delay
--- keys: lines ring blocked keyed running | receipt totals history
+-- keys: lines ring blocked keyed running signals | receipt totals history
 
 local worker = ARGV.worker -- who holds the lease
 local id     = ARGV.id     -- the message
@@ -25,7 +25,7 @@ local rings = redis.call('LLEN', doorbell)
 local leaving, started, joining, wake = {id}, true, {}, true
 local own_place = redis.call('HGET', keyed, '!' .. id)
 local in_line = own_place and string.find(own_place, '^[^\t]')
-if in_line and not delayed then joining = {id, own_place} end
+if in_line and not delayed then joining = {id, string.match(own_place, '^(.-)(\t.*)$')} end
 -- use: earlier, freed_keys, line_ends
 
 redis.call('ZREM', expire_monitor, id)

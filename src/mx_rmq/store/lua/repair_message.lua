@@ -34,7 +34,7 @@ local place = redis.call('HGET', keyed, id)
 local next_place = redis.call('HEXISTS', keyed, '!' .. id) == 1
 local in_line, key = place and redis.call('ZSCORE', lines, place .. id), nil
 if place then key = string.match(place, '^[^\t]*') end
-local runs = place and redis.call('ZSCORE', running, key .. '\t' .. id)
+local runs = place and redis.call('ZSCORE', running, place .. id)
 local in_its_line = place and redis.call('ZLEXCOUNT', lines, '[' .. key .. '\t', '(' .. key .. '\n')
 local delays, earliest, first = 0, math.huge, 0
 for level, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
@@ -72,7 +72,8 @@ local unlisted = waiting > 0 and state ~= 'pending' or waiting > 1
 local listed = state == 'pending' and (unlisted or waiting == 0)
 own_place = place or own_place
 local has_line = string.find(own_place, '^[^\t]')
-local joining, wake = listed and has_line and {id, own_place} or {}, true
+local joining, wake = {}, true
+if listed and has_line then joining = {id, string.match(own_place, '^(.-)(\t.*)$')} end
 -- use: line_ends
 local out_of_line = in_line and (unlisted or state ~= 'pending')
 local emptied = out_of_line and not listed and in_its_line == 1
@@ -138,7 +139,7 @@ if emptied then
 end
 if unplaced then redis.call('HDEL', keyed, id) end
 if unmarked then redis.call('HDEL', keyed, '!' .. id) end
-if stops then redis.call('ZREM', running, key .. '\t' .. id) end
+if stops then redis.call('ZREM', running, place .. id) end
 if unlisted or astray then redis.call('SREM', cancelled, id) end
 if undelayed then
   for level, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do

@@ -7,13 +7,14 @@
 -- says where the new record waits once the worker is done. The scripts that settle a message answer
 -- r if they find the mark, and the worker calls release_replaced. If the worker dies, the monitor
 -- takes over the mark with the lease, and does the same. Its new place in line is kept as '!id'.
+-- A topic with subscriptions refuses it: copies of the message before may be anywhere.
 -- Returns  1 stored as a new message, 2 by an earlier copy of this call, r replaced the one before.
---          Or 'full': the cap refuses one more waiting message.
+--          Or 'full': the cap refuses one more waiting message. Or s: it has subscriptions.
 -- Cost     O(log N), N delayed, archived or in processing, and O(walk) if it is pending
 -- keys: payload | pending* | delay_tasks* | lines ring blocked keyed running
--- keys: cancelled expiry | processing
+-- keys: cancelled expiry | processing | waiting awaited signals
 -- keys: dlq dlq_payload error_parse_queue error_parse_payload archive_bytes
--- keys: doorbell doorbell_delay | recent receipt totals history
+-- keys: doorbell doorbell_delay meta | recent receipt totals history
 
 local each, width = ARGV.each, 5 -- per message: id, how, record, delay_ms, at_ms
 -- use: clock, first_answer, history, new_messages
@@ -25,9 +26,9 @@ local lease = redis.call('HGET', processing, id)
 local in_hand = answer == 'l' and lease
 local waits = answer == 'l' and not lease
 -- use: waiting_place
-local own_place, joining, wake = place_at[1], {}, true
+local key, joining, wake = key_at[1], {}, true
+local own_place, has_line = key and key .. its_kind.place, key and key ~= ''
 local leaving, started = {waits and id or nil}, false
-local has_line = own_place and string.find(own_place, '^[^\t]')
 local same_line = place and string.gsub(place, '^([^\t]*\t%d)%d*', '%1') == own_place
 local behind = ({high = pending_high, normal = pending, low = pending_low})[priority]
 local later, stays = due > now and not in_hand, false
@@ -36,10 +37,12 @@ if waits and not later and not delayed then
     or not in_line and not own_place and not place and (list == behind or not list and deep)
 end
 if has_line and not in_hand and not later and not stays then
-  joining = {id, own_place}
-  if only_one == string.match(own_place, '^[^\t]*') then only_one = false end -- it comes back
+  joining = {id, key, its_kind.place}
+  if only_one == key then only_one = false end -- it comes back
 end
 -- use: freed_keys, line_ends
+local ended = {id} -- what comes from now on is for the new one
+any_signals = redis.call('ZCARD', signals) > 0
 redis.call('ZCARD', ring)
 redis.call('LLEN', behind)
 local due_times, soonest = {high = {}, normal = {}, low = {}}, due
@@ -66,6 +69,8 @@ if answer ~= '1' then -- new_messages left it out
 end
 answer = new and '1' or 'r'
 -- use: admission
+local subscriptions = redis.call('HGET', meta, 'subscriptions') or ''
+if string.find(subscriptions, '^[^-]') then answer, full = 's', true end
 fresh = {each}
 if waits and ttl then expiries = {now + ttl, id} end
 if #expiries > 0 then expires = false end -- it is replaced, not removed
@@ -74,7 +79,7 @@ if archived and not full then
   -- use: drop_victims
 end
 if not full then
-  -- use: store_new
+  -- use: store_new, forget_signals
   if not stays then
     -- use: free_keys, leave_place, forget_keys
     if own_place and not in_hand then redis.call('HSET', keyed, id, own_place) end

@@ -21,7 +21,7 @@ local behind = ({high = pending_high, normal = pending, low = pending_low})[prio
 redis.call('LLEN', behind)
 local rung = redis.call('LLEN', doorbell)
 local joining, wake, in_line = {}, true, answer == '1' and string.find(own_place, '^[^\t]')
-if in_line then joining = {id, own_place} end
+if in_line then joining = {id, string.match(own_place, '^(.-)(\t.*)$')} end
 -- use: line_ends
 redis.call('HLEN', keyed)
 redis.call('ZCARD', expiry)

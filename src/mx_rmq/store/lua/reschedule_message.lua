@@ -7,7 +7,8 @@
 --          c its record has changed
 -- Cost     that of cancel_message, and the length of the record
 -- keys: payload | pending* | delay_tasks* | cancelled expiry | processing
--- keys: lines ring blocked keyed running | doorbell doorbell_delay | receipt totals history
+-- keys: lines ring blocked keyed running | waiting awaited signals | doorbell doorbell_delay
+-- keys: receipt totals history
 
 local priority = ARGV.priority           -- high, normal or low
 local record   = ARGV.record             -- without its first brace and its due time
@@ -34,7 +35,9 @@ local leaving, started, joining, wake = {waits and id or nil}, false, {}, true
 -- use: earlier, freed_keys
 local own_line = place and string.find(place, '^[^\t]')
 local unnumbered = own_line and string.gsub(place, '^([^\t]*\t%d)%d*', '%1')
-if waits and not later and own_line then joining = {id, unnumbered} end
+if waits and not later and own_line then
+  joining = {id, string.match(unnumbered, '^(.-)(\t.*)$')}
+end
 -- use: line_ends
 local behind = ({high = pending_high, normal = pending, low = pending_low})[priority]
 redis.call('LLEN', behind)

@@ -1,24 +1,45 @@
--- retry_message: processing -> delayed
+-- retry_message: processing -> delayed | waiting
 -- Delays messages by delay_ms, each with a new record from the caller. Failed messages are retried;
 -- those that their handler wants later are snoozed; those that only a newer release can read are
 -- postponed. If a key may have only one message running, and none may overtake, the message keeps
 -- its place: its line waits until it is due. `hold` holds back the whole key in any case. Times are
--- in ms; `expires` and `hold` may be ''.
+-- in ms; `expires`, `hold` and `awaits` may be ''. `awaits` are the names of signals, one per line:
+-- the message is parked until all of them have come, at the latest until it is due; '' as its delay
+-- means forever. If all of them are there already, it is due now.
 -- Returns  same as complete_message
 -- Cost     O(log P + log D) per message, P in processing, D delayed
 -- keys: payload | delay_tasks* | expiry | processing expire_monitor | doorbell_delay
--- keys: keyed running blocked limits buckets doorbell meta | receipt totals history
+-- keys: keyed running blocked limits buckets doorbell meta | waiting awaited signals
+-- keys: receipt totals history
 
-local what = ARGV.what -- what the history calls it: retried, snoozed or postponed
-local each, width = ARGV.each, 8 -- per message: id, token, record, level, delay, expires, why, hold
+local what = ARGV.what -- what the history calls it: retried, snoozed, postponed or parked
+local each = ARGV.each -- per message: id, token, record, level, delay, expires, why, hold, awaits
+local width = 9
 -- use: clock, first_answer, history, held_messages
 if count == 0 then return answer end
 
 redis.call('HLEN', payload)
 local soonest, records, expiries, about, hold_of = math.huge, {}, {}, {}, {}
+local never, since, missing = 253402300799000, {}, {} -- never: the end of the year 9999
 local due_times = {high = {}, normal = {}, low = {}}
 for _, i in ipairs(mine) do
-  local due = now + tonumber(ARGV[i + 4])
+  local due, awaits = now + (tonumber(ARGV[i + 4]) or never - now), ARGV[i + 8]
+  if awaits ~= '' then
+    local before = #missing
+    redis.call('ZCARD', waiting)
+    redis.call('ZCARD', awaited)
+    for name in string.gmatch(awaits, '[^\n]+') do
+      local member = ARGV[i] .. '\t' .. name
+      if redis.call('ZLEXCOUNT', signals, '[' .. member .. '\t', '(' .. member .. '\n') == 0 then
+        missing[#missing + 1], missing[#missing + 2] = '0', member
+      end
+    end
+    if #missing == before then
+      due = now
+    else
+      since[#since + 1], since[#since + 2] = now, ARGV[i]
+    end
+  end
   local level = due_times[ARGV[i + 3]]
   level[#level + 1], level[#level + 2] = due, ARGV[i]
   records[#records + 1] = ARGV[i]
@@ -58,6 +79,12 @@ end
 redis.call('ZREM', expire_monitor, unpack(held))
 redis.call('HDEL', processing, unpack(held))
 redis.call('HSET', payload, unpack(records))
+if #missing > 0 then
+  redis.call('ZADD', waiting, unpack(since))
+  for first = 1, #missing, 4000 do
+    redis.call('ZADD', awaited, unpack(missing, first, math.min(first + 3999, #missing)))
+  end
+end
 -- use: add_delayed, free_keys
 if #holds > 0 then
   redis.call('ZADD', buckets, 'GT', unpack(holds)) -- a longer one stays

@@ -4,7 +4,7 @@
 -- Also shortens the history, by at most 10,000 entries.
 -- Returns  how many it dropped, then 1 if it has not finished counting
 -- Cost     O(log A) per message dropped, A archived, and O(1) per message counted
--- keys: archive archive_payload archive_bytes | totals history
+-- keys: archive archive_payload archive_bytes | signals | totals history
 
 local kind   = ARGV.kind             -- which archive: dead, quarantined or completed
 local budget = tonumber(ARGV.budget) -- bytes that the archive may hold, 0: no limit
@@ -12,7 +12,9 @@ local budget = tonumber(ARGV.budget) -- bytes that the archive may hold, 0: no l
 
 local arriving, weight, recount_ms, overwritten = 0, 0, 21600000, {}
 redis.pcall('XLEN', history)
--- use: archive_size, victims, drop_victims
+-- use: archive_size, victims
+local ended, any_signals = victims, kind ~= 'completed' and redis.call('ZCARD', signals) > 0
+-- use: drop_victims, forget_signals
 if kind ~= 'completed' then note('trimmed', '', victims) end
 redis.pcall('XTRIM', history, 'MAXLEN', '~', remember) -- the limit may have been lowered
 return {#victims, sum and 1 or 0}

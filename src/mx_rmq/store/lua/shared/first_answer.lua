@@ -3,9 +3,9 @@
 -- needs: receipt
 -- defines: call, noted, last
 
-local call = tonumber(ARGV.call) -- this call's number in its lane
+local call = ARGV.call -- this call's number in its lane
 local noted = redis.call('GET', receipt) or ''
 local last = string.match(noted, '^(%d+) ')
-if last and tonumber(last) >= call then
+if last and tonumber(last) >= tonumber(call) then
   return (string.gsub(string.sub(noted, #last + 2), '1', '2'))
 end

@@ -2,19 +2,21 @@
 -- these keys can be checked again: those that are blocked until a place is free, also '', the whole
 -- topic. Their time in `blocked` is a full minute: see dispatch_in_turn. If the messages had not
 -- `started`, all of them: a key may be blocked only because one of these costs more than the next.
--- One cheap read if neither keys nor limits are in use.
--- needs: leaving, started, keyed, blocked, running, doorbell
--- defines: with_key, places, freed, waking, to_ring
+-- One cheap read if neither keys nor limits nor signals are in use.
+-- needs: leaving, started, keyed, blocked, running, doorbell, signals
+-- defines: with_key, places, freed, waking, to_ring, any_signals
 
-local with_key, places, freed, waking, to_ring = {}, {}, {}, {}, false
-if #leaving > 0 and redis.call('EXISTS', keyed, blocked) > 0 then
-  local found = redis.call('HMGET', keyed, unpack(leaving))
+local with_key, to_ring, any_signals = {}, false, false
+local places, freed, waking = with_key, with_key, with_key -- one empty table, if there are none
+if #leaving > 0 and redis.call('EXISTS', keyed, blocked, signals) > 0 then
+  any_signals = redis.call('ZCARD', signals) > 0
+  places, freed, waking = {}, {}, {}
+  local found, spot = redis.call('HMGET', keyed, unpack(leaving)), 0
   for n = 1, #leaving do
     local place, id = found[n], leaving[n]
     if place then
-      local spot = #places + 1
-      with_key[spot], places[spot] = id, place
-      freed[spot] = string.match(place, '^[^\t]*\t') .. id
+      spot = spot + 1
+      with_key[spot], places[spot], freed[spot] = id, place, place .. id
     end
   end
   if redis.call('ZCARD', blocked) > 0 then

@@ -3,5 +3,5 @@
 
 if #numbered > 0 then redis.call('HSET', keyed, unpack(numbered)) end
 if #members > 0 then redis.call('ZADD', lines, unpack(members)) end
-if #entering > 0 then redis.call('ZADD', ring, unpack(entering)) end
+if #entering > 0 then redis.call('ZADD', ring, 'NX', unpack(entering)) end
 if #roused > 0 then redis.call('ZADD', blocked, unpack(roused)) end

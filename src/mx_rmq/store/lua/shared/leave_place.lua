@@ -3,13 +3,15 @@
 -- second one, the whole list is walked.
 -- needs: id, waits, delayed, list, from, deep, passed, expires, pending_high, pending, pending_low
 -- needs: delay_tasks_high, delay_tasks, delay_tasks_low, cancelled, expiry, in_line, only_one, lines
--- needs: ring, blocked
+-- needs: ring, blocked, waiting, awaited
 
 if waits and expires then redis.call('ZREM', expiry, id) end
 if waits and delayed then
   for _, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
     redis.call('ZREM', key, id)
   end
+  redis.call('ZREM', waiting, id)
+  redis.call('ZREMRANGEBYLEX', awaited, '[' .. id .. '\t', '(' .. id .. '\n')
 elseif waits and in_line then
   redis.call('ZREM', lines, in_line)
   if only_one then

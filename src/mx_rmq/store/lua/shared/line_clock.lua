@@ -1,5 +1,5 @@
--- line_clock: the time by which buckets fill and blocked keys wait, in ms: the server's, plus all that
--- its clock was ever set back by. So it never goes back, and buckets never stop filling.
+-- line_clock: the time by which buckets fill and blocked keys wait, in ms: the server's, plus
+-- every time by which its clock was set back. So it never goes back, and buckets never stop filling.
 -- needs: now, last_token, clock_ahead
 -- defines: latest, at
 

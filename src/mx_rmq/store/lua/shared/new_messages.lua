@@ -1,17 +1,17 @@
 -- new_messages: which of these messages are new. `fresh` are their places in ARGV, `answer` has one
--- letter per message: see produce_normal_message. `kind_at` and `place_at` go by the number of the
--- message in the call; nil: the usual kind, no place.
+-- letter per message: see produce_normal_message. `kind_at` and `key_at` go by the number of the
+-- message in the call; nil: the usual kind, neither key nor cost.
 -- needs: each, width, recent, dlq_payload, error_parse_payload, payload, now, delay_tasks_high,
 -- needs: delay_tasks, delay_tasks_low
 -- defines: dedup_ms, answer, fresh, marks, seen, ids, generated, taken, freed_marks, usual_kind,
--- defines: kinds, kind_at, place_at, any_ttl, longest, any_own, any_dead, any_quarantined, remembered, taken_until,
--- defines: surprise, stale, recent_ttl
+-- defines: kinds, kind_at, key_at, any_ttl, longest, any_own, any_dead, any_quarantined, remembered,
+-- defines: taken_until, surprise, stale, recent_ttl
 
 local dedup_ms = tonumber(ARGV.dedup_ms) -- how long a custom id stays taken, 0: not at all
 local answer, fresh, marks, seen, ids, generated, taken = {}, {}, {}, {}, {}, {}, {}
 local freed_marks = {}
-local usual_kind = {maker = 0, priority = 'normal', window = 0}
-local kinds, kind_at, place_at, any_ttl, longest = {[''] = usual_kind}, {}, {}, false, 0
+local usual_kind = {maker = 0, priority = 'normal', window = 0, place = '\t2 1 '}
+local kinds, kind_at, key_at, any_ttl, longest = {[''] = usual_kind}, {}, {}, false, 0
 local any_own, any_dead, any_quarantined = false, false, false
 for i = each, #ARGV, width do
   local id, how = ARGV[i], ARGV[i + 1]
@@ -21,18 +21,20 @@ for i = each, #ARGV, width do
     local terms = tab and string.sub(how, 1, tab - 1) or how -- the same for many messages
     kind = kinds[terms]
     if not kind then
-      local own, maker, priority, ttl, window, asked =
-        string.match(terms, '^([01]) (%d+) (%l+) ?(%d*) ?(%d*) ?(%d*)$')
+      local own, maker, priority, ttl, window, asked, cost =
+        string.match(terms, '^([01]) (%d+) (%l+) ?(%d*) ?(%d*) ?(%d*) ?(%d*)$')
+      local number = ({high = 1, normal = 2, low = 3})[priority]
       window, maker = tonumber(window) or dedup_ms, tonumber(maker)
       if maker > 0 then window = math.max(window, 600000) end
       kind = {
         own = own == '1', maker = maker, priority = priority, ttl = tonumber(ttl),
         window = own == '1' and window or 0, asks = tonumber(asked),
+        place = '\t' .. number .. ' ' .. (cost == '' and '1' or cost) .. ' ',
       }
       kinds[terms], longest = kind, math.max(longest, kind.window)
       any_ttl = any_ttl or kind.ttl
     end
-    if tab then place_at[#ids + 1] = string.sub(how, tab + 1) end
+    if tab then key_at[#ids + 1] = string.sub(how, tab + 1) end
   end
   if kind.own then any_own = true else generated[#generated + 1] = id end
   ids[#ids + 1] = id

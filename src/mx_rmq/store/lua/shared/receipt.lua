@@ -1,4 +1,4 @@
 -- receipt: keep the number and the answer of this call for ten minutes.
 -- needs: receipt, call, answer
 
-redis.call('SET', receipt, string.format('%.0f ', call) .. answer, 'PX', '600000')
+redis.call('SET', receipt, call .. ' ' .. answer, 'PX', '600000')

@@ -3,13 +3,13 @@
 -- needs: now, receipt, payload, processing
 -- defines: call, worker, reply, lease_end, noted, last, first_answer
 
-local call   = tonumber(ARGV.call) -- this call's number in its lane
-local worker = ARGV.worker         -- who takes the messages
+local call   = ARGV.call   -- this call's number in its lane
+local worker = ARGV.worker -- who takes the messages
 local reply = {string.format('%.0f', now), -1}
 local lease_end = ':' .. worker
 local noted = redis.call('GET', receipt) or ''
 local last, first_answer = string.match(noted, '^(%d+) ()')
-if last and tonumber(last) >= call then
+if last and tonumber(last) >= tonumber(call) then
   -- The answer is the first token, then for each message the length of its id and the id.
   local from, to, token = string.find(noted, '^(%d+) ', first_answer)
   local length

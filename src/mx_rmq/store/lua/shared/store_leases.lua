@@ -1,20 +1,6 @@
--- store_leases: take the messages out of the pending lists, and lease them.
--- needs: count, expire_monitor, levels, kept, read, take, surplus, cancelled, fit, expiring, expiry,
--- needs: ids, given, leased, leases, processing, deadlines
+-- store_leases: lease the messages.
+-- needs: fit, expiring, expiry, ids, given, leased, leases, processing, deadlines, expire_monitor
 
-if count == 0 then redis.call('ZREMRANGEBYRANK', expire_monitor, 1, 0) end -- works at maxmemory
-for level, key in ipairs(levels) do
-  local others = kept[level]
-  if others and #others < read[level] then
-    local back = {}
-    for i = #others, take[level] + 1, -1 do back[#back + 1] = others[i] end
-    redis.call('LTRIM', key, '0', -read[level] - 1)
-    if #back > 0 then redis.call('RPUSH', key, unpack(back)) end
-  elseif take[level] > 0 then
-    redis.call('LTRIM', key, '0', -take[level] - 1)
-  end
-end
-if #surplus > 0 then redis.call('SREM', cancelled, unpack(surplus)) end
 if fit > 0 and type(expiring) == 'number' and expiring > 0 then
   redis.call('ZREM', expiry, unpack(ids, 1, fit))
 end

@@ -1,7 +1,8 @@
--- waiting_place: where a waiting message waits: `in_line` if it is in the line of its key. Every client waits while Redis walks a list, so
--- only `walk` places at each end are searched. `delayed` is its due time, `list` where it is.
+-- waiting_place: where a waiting message waits: `in_line` if it is in the line of its key. Every
+-- client waits while Redis walks a list, so only `walk` places at each end are searched. `delayed`
+-- is its due time, `list` where it is.
 -- needs: id, waits, pending_high, pending, pending_low, delay_tasks_high, delay_tasks
--- needs: delay_tasks_low, cancelled, expiry, keyed, lines
+-- needs: delay_tasks_low, cancelled, expiry, keyed, lines, waiting, awaited
 -- defines: walk, delayed, place, in_line, only_one, list, from, deep, passed, expires
 
 local walk = tonumber(ARGV.walk) -- how far a list is walked from each end
@@ -9,6 +10,8 @@ local delayed = false
 for _, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
   delayed = redis.call('ZSCORE', key, id) or delayed
 end
+redis.call('ZCARD', waiting)
+redis.call('ZCARD', awaited)
 local place, in_line, only_one = redis.call('HGET', keyed, id), false, false
 if place and waits and not delayed and redis.call('ZSCORE', lines, place .. id) then
   local key = string.match(place, '^[^\t]*')

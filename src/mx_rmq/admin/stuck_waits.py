@@ -1,0 +1,123 @@
+"""Finds messages that wait for messages that cannot complete, or not without an operator.
+
+A message tells those who wait for it before it completes. So one that is gone and has not told them
+was cancelled, discarded or trimmed, and never will. One that is dead may still be requeued.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from mx_rmq.admin.actions import readable
+from mx_rmq.admin.models import seconds
+from mx_rmq.admin.steps import RelatedMessage, with_states
+from mx_rmq.core import codec
+from mx_rmq.core import steps as core_steps
+from mx_rmq.core.errors import DecodeError
+from mx_rmq.core.message import FAILED, State
+from mx_rmq.core.partition import topic_of
+from mx_rmq.core.steps import MAX_AFTER
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from mx_rmq.core.steps import Prerequisite
+    from mx_rmq.store import Store
+    from mx_rmq.store.messages import Found
+
+STEP: Final = 100  # messages read at a time
+
+SETTLED: Final = 60_000  # milliseconds that a message must have waited
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StuckWait:
+    """A message that waits for another one that does not come by itself."""
+
+    topic: str
+    id: str
+    since: float | None
+    source: RelatedMessage  # the first one that can never come; its state None: it is gone
+    count: int  # how many such messages it waits for
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether nothing can make it go on: what it waits for is gone."""
+        return self.source.state is None
+
+    def __str__(self) -> str:
+        state = "gone" if self.source.state is None else str(self.source.state)
+        more = f", and for {self.count - 1:,} more such messages" if self.count > 1 else ""
+        return f"waits for message {self.source.id} of {self.source.topic}, which is {state}{more}"
+
+
+async def find_stuck_waits(store: Store, part: str, most: int | None) -> list[StuckWait]:
+    """Return the stuck messages of a partition; `most`: among those that wait longest."""
+    return [
+        stuck
+        async for message in _waiting(store, part, most)
+        if (stuck := await _check(store, part, message)) is not None
+    ]
+
+
+async def _waiting(store: Store, part: str, most: int | None) -> AsyncIterator[Found]:
+    """Yield the messages that have waited for a while."""
+    pages, start = store.views.pages, 0
+    until = await store.views.now(part) - SETTLED
+    while most is None or start < most:
+        ids = await pages.between(
+            part, State.WAITING, 0, float("-inf"), until, skip=start, count=STEP
+        )
+        for found in await pages.read(part, State.WAITING, ids):
+            if found is not None:
+                yield found
+        if len(ids) < STEP:
+            return
+        start += STEP
+
+
+async def _check(store: Store, part: str, found: Found) -> StuckWait | None:
+    message = readable(part, found)
+    if message is None:  # a worker will quarantine it
+        return None
+    try:
+        steps = core_steps.read(message)
+    except DecodeError:
+        return None
+    if not steps.after or steps.on_dead != "wait":  # the waiting check tells it
+        return None
+    # Read before the states: while the head carries others, some of them do not exist yet.
+    if steps.head is not None and await _carries_others(store, steps.head):
+        return None
+    told = {one.signal: one.told for one in steps.after if one.part}
+    states = dict(zip(told, await with_states(store, told), strict=True))
+    # Read after the states: a message sends its signal before it completes.
+    awaited = await store.views.waits.awaited(part, found.id, MAX_AFTER)
+    stuck = [
+        one
+        for name in awaited.names
+        if (one := states.get(name)) is not None
+        and (one.state in FAILED or (one.state is None and told[name]))
+    ]
+    if not stuck:
+        return None
+    stuck.sort(key=lambda one: one.state is not None)  # those that are gone first
+    return StuckWait(
+        topic=topic_of(part),
+        id=found.id,
+        since=seconds(found.since),
+        source=stuck[0],
+        count=len(stuck),
+    )
+
+
+async def _carries_others(store: Store, head: Prerequisite) -> bool:
+    """Return whether the head of a flow has messages that may not have been produced yet."""
+    (status,) = await store.read_status(head.part, [head.id], live=True)
+    if status is None or status.state is State.COMPLETED:
+        return False
+    try:
+        return bool(core_steps.read(codec.decode(status.data)).before)
+    except DecodeError:  # it is quarantined, or will be
+        return False

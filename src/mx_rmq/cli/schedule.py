@@ -1,0 +1,79 @@
+"""`mx-rmq schedule`: produce a payload at every tick of a cron expression."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mx_rmq.cli.connection import complete_topic, on_admin
+from mx_rmq.cli.output import as_json, print_result, when
+from mx_rmq.cli.schedules import schedule_document
+from mx_rmq.core.message import Priority
+
+if TYPE_CHECKING:
+    from mx_rmq.admin import Admin
+
+
+def _headers(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+    pairs = [text.partition("=") for text in given]
+    if wrong := [name for name, equals, _ in pairs if not (name and equals)]:
+        raise click.BadParameter(f"{wrong[0]!r} is not NAME=VALUE.")
+    return {name: value for name, _, value in pairs}
+
+
+@click.command
+@click.argument("name")
+@click.argument("topic", shell_complete=complete_topic)
+@click.argument("expression")
+@click.option("--payload", default="null", metavar="JSON", help="The payload.  [default: null]")
+@click.option("--tz", default="UTC", show_default=True, help="A time zone, such as Europe/Berlin.")
+@click.option(
+    "--missed",
+    type=click.Choice(["skip", "once"]),
+    default="skip",
+    show_default=True,
+    help="If no worker runs at a tick: skip it, or fire the latest one later.",
+)
+@click.option(
+    "--priority",
+    type=click.Choice([one.value for one in Priority]),
+    default=Priority.NORMAL.value,
+    show_default=True,
+    help="The priority of the messages.",
+)
+@click.option("--ttl", type=float, help="Seconds after which a message expires.")
+@click.option("--max-attempts", type=int, help="How often a message is tried.")
+@click.option(
+    "--header",
+    "headers",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=_headers,
+    help="A header of the messages. Can be repeated.",
+)
+@as_json
+@on_admin
+async def schedule(
+    admin: Admin, name: str, topic: str, expression: str, payload: str, as_json: bool, **given: Any
+) -> int:
+    """Produce a payload to TOPIC at every tick of EXPRESSION, once across all workers.
+
+    EXPRESSION has five fields: minute, hour, day, month, weekday; or six, with the second first.
+    It replaces the schedule NAME, if there is one. A paused schedule stays paused.
+    """
+    import json
+
+    from mx_rmq.core import codec
+    from mx_rmq.core.errors import InvalidInput
+
+    try:
+        json.loads(payload)  # its errors name the line
+        value = codec.verbatim(payload)
+    except (ValueError, RecursionError) as error:
+        hint = """write a string as '"text"'"""
+        raise InvalidInput(f"--payload {payload!r:.80} is not JSON: {error}; {hint}") from error
+    view = await admin.schedule(name, topic, expression, value, **given)
+    said = "paused" if view.paused else f"next run {when(view.next_run)}"
+    print_result(f"{name}: {said}", schedule_document(view), as_json=as_json)
+    return 0

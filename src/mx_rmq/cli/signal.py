@@ -1,0 +1,37 @@
+"""`mx-rmq signal`: send a signal to a message that waits for it, or will."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from mx_rmq.cli.actions import why_not
+from mx_rmq.cli.connection import on_admin, with_topic
+from mx_rmq.cli.output import as_json, print_result
+from mx_rmq.cli.produce import parsed
+
+if TYPE_CHECKING:
+    from mx_rmq.admin import Admin
+
+
+@click.command
+@with_topic
+@click.argument("id")
+@click.argument("name")
+@click.argument("value", required=False)
+@as_json
+@on_admin
+async def signal(
+    admin: Admin, topic: str, id: str, name: str, value: str | None, as_json: bool
+) -> int:
+    """Send the signal NAME with VALUE (JSON; null if omitted) to message ID of TOPIC.
+
+    Its handler gets the value from delivery.wait(NAME). A signal may come before the handler waits
+    for it; of two with the same name, the first counts. Exit code 1: there is no such message.
+    """
+    payload = None if value is None else parsed(value, "the value")
+    sent = await admin.signal(topic, id, name, payload)
+    line = f"{id}: {f'signal {name} sent' if sent else await why_not(admin, topic, id)}"
+    print_result(line, {"topic": topic, "id": id, "signal": name, "sent": sent}, as_json=as_json)
+    return 0 if sent else 1
