@@ -37,6 +37,8 @@ LARGE_BYTES: Final = 1_000_000
 BURST: Final = 10
 RESULT_TTL: Final = 60
 TENANT_SECONDS: Final = 0.005
+BATCH: Final = 500
+LINGER: Final = 0.05  # seconds
 
 
 class Duty(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,9 +47,10 @@ class Duty(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     prefix: str
     topics: list[str]
+    """With a subscription as in orders@billing, its handler has it."""
     handler: str = "nothing"
-    """nothing, thread, wait, late, answer or tenant; or none: it produces bursts of large payloads.
-    """
+    """nothing, thread, wait, insert, bulk, late, answer or tenant; or none: it produces bursts of
+    large payloads."""
     concurrency: int = 200
     running: int = 0
     """How many messages of each key may run at a time; 0: any number."""
@@ -126,6 +129,14 @@ class Member:
             note(now())
             await asyncio.sleep(0.001)
 
+        async def insert(payload: dict[str, Any]) -> None:
+            await asyncio.sleep(0.001)
+            note(now())
+
+        async def bulk(payloads: list[dict[str, Any]]) -> None:
+            await asyncio.sleep(0.001)
+            self._noted.extend([now()] * len(payloads))
+
         async def late(payload: dict[str, Any]) -> None:
             if "due" in payload:  # a large one is not late
                 note(now() - payload["due"])
@@ -144,6 +155,8 @@ class Member:
             "nothing": nothing,
             "thread": thread,
             "wait": wait,
+            "insert": insert,
+            "bulk": bulk,
             "late": late,
             "answer": answer,
             "tenant": tenant,
@@ -153,7 +166,17 @@ class Member:
             kept = RESULT_TTL if duty.handler == "answer" else None
             limit = Limit(rate=duty.rate) if duty.rate else None
             per_key = Limit(running=duty.running) if duty.running else None
-            declare = mq.handler(topic, result_ttl=kept, limit=limit, per_key=per_key)
+            batch, linger = (BATCH, LINGER) if duty.handler == "bulk" else (None, None)
+            base, _, name = topic.partition("@")
+            declare = mq.handler(
+                base,
+                subscription=name or None,
+                result_ttl=kept,
+                limit=limit,
+                per_key=per_key,
+                batch=batch,
+                linger=linger,
+            )
             declare(handlers[duty.handler])
 
     async def _produce(self, mq: MessageQueue) -> None:

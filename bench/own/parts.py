@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from bench.own import (
+    batches,
     drain,
+    flows,
     growth,
     idle,
     keys,
@@ -15,6 +17,7 @@ from bench.own import (
     memory,
     produce,
     round_trip,
+    subscriptions,
     tenants,
 )
 
@@ -30,6 +33,7 @@ PARTS: Final[Mapping[str, Callable[[Place, Size], Awaitable[list[Figure]]]]] = {
     "drain": drain.measure,
     "threads": drain.measure_threads,
     "waiting": drain.measure_waiting,
+    "batches": batches.measure,
     "two": drain.measure_two,
     "latency": latency.measure,
     "delayed": latency.measure_delayed,
@@ -40,6 +44,8 @@ PARTS: Final[Mapping[str, Callable[[Place, Size], Awaitable[list[Figure]]]]] = {
     "topics": growth.measure_topics,
     "keys": keys.measure,
     "tenants": tenants.measure,
+    "subscriptions": subscriptions.measure,
+    "flows": flows.measure,
     "many": many.measure,
     "idle": idle.measure,
     "large": large.measure,
