@@ -19,6 +19,7 @@ from redis.utils import get_lib_version
 from mx_rmq.admin import Admin
 from mx_rmq.store.store import Store
 from tests.lab.clock import Clock
+from tests.lab.postgres import Postgres
 from tests.lab.servers import USUAL, Kind, Server, chosen
 
 if TYPE_CHECKING:
@@ -85,6 +86,13 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Kind
     yield get
     for server in started.values():
         server.kill()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A PostgreSQL server. A test makes its own database in it: `postgres.new_database()`."""
+    with Postgres("-c", "fsync=off") as server:
+        yield server
 
 
 @pytest.fixture(params=chosen(*USUAL))

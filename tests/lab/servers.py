@@ -171,6 +171,6 @@ def _package(name: str) -> Path:
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
-def die_with_parent() -> None:
+def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
     if _libc is not None:
-        _libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        _libc.prctl(1, number)  # PR_SET_PDEATHSIG
