@@ -228,8 +228,21 @@ class Scene:
                 self._allowed.value += MORE
             return not self.is_producing and not await self.left()
 
-        await until(look, 60)
+        try:
+            await until(look, 60)
+        except AssertionError:
+            raise AssertionError(f"no worker holds a message: {await self._situation()}") from None
         return found or [one for one in self.hands if one is not besides]
+
+    async def _situation(self) -> dict[str, Any]:
+        """Return what is left and who is alive, for the error of a trial that is stuck."""
+        situation: dict[str, Any] = {"producing": self.is_producing}
+        situation["alive"] = [hand.name for hand in self.hands if hand.is_alive()]
+        async with Redis.from_url(self.server.url) as raw:
+            for topic in TOPICS:
+                situation[topic] = await self.mq.admin.stats(topic)
+                situation[f"{topic} leases"] = await raw.hgetall(f"mx-rmq:{{{topic}}}:processing")
+        return situation
 
     async def _ready(self) -> int:
         """Return how many messages somebody has or could have; delayed ones are for later."""
