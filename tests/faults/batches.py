@@ -37,14 +37,13 @@ async def run(trial: Trial) -> None:
             for number in range(trial.size):
                 scene.allow((number + 2) / trial.size)
                 await asyncio.sleep(trial.random.uniform(0, 0.2))
-                hand = trial.random.choice(await scene.busy())
+                (hand,) = await scene.catch()
                 if number % 2:
                     await make_zombie(scene, hand)
                 else:
                     scene.kill(hand)
                     scene.hire(concurrency=2)
                 trial.say(f"{number} of {trial.size} hit, {await scene.left()} messages to go")
-            scene.allow(1)
             await scene.settle()
             checked = await scene.check()
         trial.figures["killed or frozen"] = trial.size

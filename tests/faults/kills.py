@@ -71,7 +71,8 @@ async def run(trial: Trial) -> None:
 async def kill_one_by_one(scene: Scene, kills: int) -> float:
     """Kill workers, each when the last one's messages are with others; return when it was over."""
     for number in range(kills):
-        scene.kill(scene.trial.random.choice(await scene.busy()))
+        (hand,) = await scene.catch()
+        scene.kill(hand)
         scene.hire()
         await asyncio.sleep(scene.lease + RECOVERED_WITHIN)
         scene.trial.say(f"{number} of {kills} killed one by one")
@@ -93,10 +94,10 @@ async def kill_in_a_storm(scene: Scene, kills: int) -> None:
             await supervisor.kill()
             supervisor = Supervisor(scene.place)
             trial.count("supervisors killed")
-        scene.kill(trial.random.choice(await scene.busy()))
+        (hand,) = await scene.catch()
+        scene.kill(hand)
         scene.hire()
         trial.say(f"{number} of {kills} killed, {await scene.left()} messages to go")
-    scene.allow(1)
     await scene.settle()
     await supervisor.kill()
 

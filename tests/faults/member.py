@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import multiprocessing
 import os
 import random
@@ -15,7 +16,6 @@ import threading
 import time
 from collections import deque
 from contextlib import closing, suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import mx_rmq.queue
@@ -33,7 +33,6 @@ from tests.faults.bugs import switch_on
 from tests.faults.errand import TOPICS, End, Errand, Mix, Payload, batch
 from tests.faults.history import Journal, What
 from tests.faults.recorded import RecordedStore
-from tests.lab.crew import until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,13 +77,20 @@ class Order(NamedTuple):
     name: str
     seed: str
     messages: int
+    allowed: Any
+    """A number that all processes share: how many messages each producer may have made by now.
+
+    Infinity: it makes the rest of them, and ends.
+    """
     mix: Mix = Mix()
     most: int = 50
     """Messages of one call."""
     backlog: int = 1_000
     """Messages that may wait before it waits; 0: it never does."""
-    allowed: Any = None
-    """A number that all processes share: how many it may have produced by now. None: all."""
+
+    @property
+    def is_paced(self) -> bool:
+        return bool(self.allowed.value < math.inf)
 
 
 def start(program: Any, *args: Any) -> Any:
@@ -245,8 +251,10 @@ async def _produce(place: Place, order: Order) -> None:
     plan = random.Random(order.seed)
     async with MessageQueue(place.url, patience=place.patience) as mq:
         number = 0
-        while number < order.messages:
-            await until(partial(_may_go_on, mq, order, number), 3_600)
+        while number < order.messages or order.is_paced:
+            if not await _may_go_on(mq, order, number):
+                await asyncio.sleep(0.01)
+                continue
             errands = batch(order.mix, plan, order.name, number, order.most)
             await _produce_batch(mq, journal, errands, own=plan.random() < 0.2)
             number += len(errands)
@@ -293,7 +301,7 @@ async def _produce_batch(
 
 
 async def _may_go_on(mq: MessageQueue, order: Order, number: int) -> bool:
-    if order.allowed is not None and number >= order.allowed.value:
+    if number >= order.allowed.value:
         return False
     if not order.backlog:
         return True

@@ -1,4 +1,4 @@
-"""A scene: a server, worker processes, producers; something befalls them; then what must hold.
+"""A scene: a server, workers, producers and faults; at the end, nothing may be lost.
 
 async with Scene(trial, server) as scene:
     scene.hire(3)
@@ -11,6 +11,7 @@ async with Scene(trial, server) as scene:
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import sqlite3
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 LEASE: Final = 2.0
 PAGE: Final = 1_000
 MORE: Final = 100
-"""Messages that are produced when nobody has anything to do."""
+"""Messages that each producer may add when the workers have nothing to do."""
 
 
 class Hand:
@@ -187,9 +188,13 @@ class Scene:
     def produce(
         self, messages: int, *, producers: int = 1, paced: bool = False, **how: Any
     ) -> None:
-        """Let producers begin; each makes its share. `paced`: only as many as are allowed."""
+        """Start producers; each makes its share. `paced`: only as many as `allow` says.
+
+        A paced producer makes more than its share if the workers would run out of messages: then
+        there is always somebody to kill who holds some.
+        """
         self._messages = messages // producers
-        self._allowed = FORKS.Value("d", 0 if paced else messages)
+        self._allowed = FORKS.Value("d", 0 if paced else math.inf)
         for _ in range(producers):
             name = f"p{len(self._producers) + 1}"
             seed = f"{self.trial.seed} {name}"
@@ -213,26 +218,34 @@ class Scene:
         return left
 
     async def busy(self, besides: Hand | None = None) -> list[Hand]:
-        """Wait until workers hold messages, and return them. If there are no more: all workers.
-
-        Where nobody has anything to do, more is produced. `besides`: who does not count.
-        """
+        """Wait until workers hold messages, and return them, but not `besides`."""
         found: list[Hand] = []
 
         async def look() -> bool:
             holders = await self._holders()
             found[:] = [one for one in self.hands if one.name in holders and one is not besides]
-            if found:
-                return True
-            if not await self._ready():
+            if not found and not await self._ready():
                 self._allowed.value += MORE
-            return not self.is_producing and not await self.left()
+            return bool(found)
 
         try:
             await until(look, 60)
         except AssertionError:
             raise AssertionError(f"no worker holds a message: {await self._situation()}") from None
-        return found or [one for one in self.hands if one is not besides]
+        return found
+
+    async def catch(self, most: int = 1, besides: Hand | None = None) -> list[Hand]:
+        """Stop workers while they hold messages, for the lab to kill or to freeze them."""
+        caught: list[Hand] = []
+        while not caught:
+            busy = await self.busy(besides)
+            for hand in self.trial.random.sample(busy, min(most, len(busy))):
+                hand.send(signal.SIGSTOP)
+                if hand.name in await self._holders():  # it has settled nothing since
+                    caught.append(hand)
+                else:
+                    hand.send(signal.SIGCONT)
+        return caught
 
     async def _situation(self) -> dict[str, Any]:
         """Return what is left and who is alive, for the error of a trial that is stuck."""
@@ -259,6 +272,7 @@ class Scene:
 
     async def settle(self, within: float = 120) -> None:
         """Wait until all is produced and nothing is left to do; longer is a violation."""
+        self._allowed.value = math.inf
         await until(lambda: not self.is_producing, 3_600)
         for producer in self._producers:
             self.trial.expect(producer.exitcode == 0, f"a producer ended with {producer.exitcode}")

@@ -25,7 +25,6 @@ from tests.lab.servers import Kind, Server
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from tests.faults.scene import Hand
     from tests.faults.trial import Trial
 
 WORKERS: Final = 3
@@ -97,7 +96,6 @@ class Soak:
                 await self._look()
         self._over.set()
         await trouble
-        scene.allow(2)
         await scene.settle(within=300)
         await self._look()
         if len(self._memory) > WARM:
@@ -131,16 +129,13 @@ class Soak:
             await faults[what]()
             self._trial.count(what)
 
-    async def _victim(self) -> Hand:
-        """Choose among those that have messages in hand."""
-        return self._trial.random.choice(await self._scene.busy(besides=self._veteran))
-
     async def _kill(self) -> None:
-        self._scene.kill(await self._victim())
+        (victim,) = await self._scene.catch(besides=self._veteran)
+        self._scene.kill(victim)
         self._scene.hire()
 
     async def _freeze(self) -> None:
-        victim = await self._victim()
+        (victim,) = await self._scene.catch(besides=self._veteran)
         self._scene.freeze(victim)
         try:
             await asyncio.sleep(LEASE * 1.5)
@@ -148,7 +143,8 @@ class Soak:
             self._scene.thaw(victim)
 
     async def _stop(self) -> None:
-        await self._scene.stop(await self._victim())
+        busy = await self._scene.busy(besides=self._veteran)
+        await self._scene.stop(self._trial.random.choice(busy))
         self._scene.hire()
 
     async def _kill_server(self) -> None:

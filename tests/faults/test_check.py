@@ -43,9 +43,9 @@ async def test_a_scene_with_a_bug_is_found_guilty(bug: str, short_path: Path) ->
             for number in range(trial.size):
                 scene.allow((number + 1) / trial.size)
                 if number % 2 or bug == NO_TOKEN_CHECK:  # only a zombie settles what is not its own
-                    await make_zombie(scene, (await scene.busy())[0])
+                    await make_zombie(scene, *await scene.catch())
                 else:
-                    scene.kill((await scene.busy())[-1])
+                    scene.kill(*await scene.catch())
                     scene.hire()
             await scene.settle(within=60 if not bug else 5)
             await scene.check()

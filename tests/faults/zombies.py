@@ -40,8 +40,7 @@ async def run(trial: Trial) -> None:
             while zombies < trial.size:
                 scene.allow((zombies + FROZEN) / trial.size)
                 await asyncio.sleep(trial.random.uniform(0, 0.3))
-                busy = await scene.busy()
-                chosen = trial.random.sample(busy, min(FROZEN, trial.size - zombies, len(busy)))
+                chosen = await scene.catch(min(FROZEN, trial.size - zombies))
                 await asyncio.gather(*(make_zombie(scene, hand) for hand in chosen))
                 zombies += len(chosen)
                 trial.say(f"{zombies} of {trial.size} zombies, {await scene.left()} messages to go")
