@@ -125,7 +125,7 @@ def wait_for(fact: Callable[[], object], seconds: float = 30) -> None:
     """Wait until something is so."""
     deadline = time.monotonic() + seconds
     while not fact():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "waited too long"
         time.sleep(0.01)
 
 
@@ -136,7 +136,7 @@ async def until(fact: Callable[[], Any], seconds: float = 30) -> None:
         found = fact()
         if await found if inspect.isawaitable(found) else found:
             return
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "waited too long"
         await asyncio.sleep(0.01)
 
 
@@ -163,7 +163,7 @@ def make(url: str, history: int, options: dict[str, Any]) -> MessageQueue:
         if payload.get("kill"):
             os.kill(os.getpid(), signal.SIGKILL)
         if payload.get("fail"):
-            raise ValueError("as told")
+            raise ValueError("as planned")
         note("end", delivery)
 
     @mq.handler(PLAIN, **settings)
@@ -179,7 +179,7 @@ def make(url: str, history: int, options: dict[str, Any]) -> MessageQueue:
         await asyncio.sleep(max(one["sleep"] for one in payloads))
         for index, (payload, delivery) in enumerate(zip(payloads, batch, strict=True)):
             if payload.get("fail") and delivery.attempt <= payload["fail"]:
-                batch.fail(index, "as told")
+                batch.fail(index, "as planned")
             else:
                 note("end", delivery)
 

@@ -252,7 +252,7 @@ class Life:
         self._note("start", label, delivery)
         if act == "fail" or (act == "once" and delivery.attempt == 1):
             self._note("failed", label, delivery)
-            raise ValueError("as told")
+            raise ValueError("as planned")
         if act == "hang" and self._order.scene != "heir":
             try:
                 await asyncio.Event().wait()

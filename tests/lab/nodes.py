@@ -142,5 +142,5 @@ async def until_true(fact: Callable[[], Any], what: str, seconds: float = 30) ->
             found = None
         if found:
             return found
-        assert time.monotonic() < deadline, f"waited {seconds:g} s in vain: {what}"
+        assert time.monotonic() < deadline, f"gave up after {seconds:g} s: {what}"
         await asyncio.sleep(0.02)

@@ -88,7 +88,7 @@ async def work(mq: Any, release: str, history: int) -> None:
     async def handle(payload: dict[str, Any], delivery: Delivery) -> None:
         await asyncio.sleep(payload["work"])
         if delivery.attempt <= payload["fails"]:
-            raise ValueError("as told")
+            raise ValueError("as planned")
         line = f"done {release} {payload['number']} {delivery.attempt}\n"
         os.write(history, line.encode())
 

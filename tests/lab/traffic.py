@@ -94,7 +94,7 @@ class Traffic:
     async def _until(self, fact: Any, what: str, within: float) -> None:
         deadline = time.monotonic() + within
         while not fact():
-            assert time.monotonic() < deadline, f"waited {within:g} s in vain: {what}"
+            assert time.monotonic() < deadline, f"gave up after {within:g} s: {what}"
             await asyncio.sleep(0.01)
 
     def note(self, event: Completed) -> None:
