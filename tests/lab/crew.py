@@ -1,7 +1,7 @@
 """Worker processes that are really killed, and a history of what their handlers did.
 
-As a program (`python -m tests.lab.crew URL HISTORY OPTIONS`) this is one worker; its handlers do
-what their payload says and write a line at their start and at their end.
+As a program (`python -m tests.lab.crew URL HISTORY OPTIONS`) this is one worker. Its handlers do
+what their payload says, and write a line when they start and when they end.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Line(msgspec.Struct):
     attempt: int
     pid: int
     at: float
-    """Of the machine's clock, which all processes here share."""
+    """Monotonic time; all processes of a machine share that clock."""
 
 
 class History:
@@ -105,7 +105,7 @@ class Member:
 
 @contextmanager
 def crew(url: str, directory: Path) -> Iterator[tuple[Callable[..., Member], History]]:
-    """Give a way to start workers, and the history; end them all."""
+    """Yield a function that starts workers, and the history; end them all."""
     members: list[Member] = []
 
     def start(**options: Any) -> Member:
@@ -122,7 +122,7 @@ def crew(url: str, directory: Path) -> Iterator[tuple[Callable[..., Member], His
 
 
 def wait_for(fact: Callable[[], object], seconds: float = 30) -> None:
-    """Wait until something is so."""
+    """Wait until a fact is true."""
     deadline = time.monotonic() + seconds
     while not fact():
         assert time.monotonic() < deadline, "waited too long"
@@ -130,7 +130,7 @@ def wait_for(fact: Callable[[], object], seconds: float = 30) -> None:
 
 
 async def until(fact: Callable[[], Any], seconds: float = 30) -> None:
-    """Wait until something is so, and let the loop run meanwhile. The fact may be a coroutine."""
+    """Wait until a fact is true, while the loop runs. The fact may be a coroutine."""
     deadline = time.monotonic() + seconds
     while True:
         found = fact()
