@@ -53,7 +53,7 @@ class Hand:
         self._log = log
 
     async def go(self) -> None:
-        """Let it begin."""
+        """Let it start."""
         await self._ask("go", str)
 
     async def count(self) -> int:

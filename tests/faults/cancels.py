@@ -192,7 +192,7 @@ class Message:
 
 
 class Life:
-    """A queue, a worker, and what is done with them."""
+    """A queue, a worker, and the calls made with them."""
 
     def __init__(
         self, trial: Trial, server: Server, awaits: Awaits, number: int, plan: list[Wanted]
@@ -505,9 +505,9 @@ class Life:
             for topic in (TOPIC, FRAGILE):
                 stats = await mq.admin.stats(topic)
                 left += stats.pending + stats.delayed + stats.processing
-            slowest = self._trial.figures.get("longest until all was done, s", 0.0)
+            slowest = self._trial.figures.get("longest until everything was done, s", 0.0)
             assert not isinstance(slowest, str)
-            self._trial.figures["longest until all was done, s"] = max(slowest, took)
+            self._trial.figures["longest until everything was done, s"] = max(slowest, took)
             if left:
                 self._trial.count("stranded after a lease", left)
                 self.violated(f"not everything was found: {left} messages")

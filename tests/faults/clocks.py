@@ -90,7 +90,7 @@ async def run(trial: Trial) -> None:
     trial.figures["workers killed at a jump"] = 0
     for figure in ("longest recovery, s", "longest wait of new work, s"):
         trial.figures[figure] = 0.0
-    for figure in ("longest wait of what is due, s", "longest silence of a cron, s"):
+    for figure in ("longest wait of a due message, s", "longest silence of a cron, s"):
         trial.figures[figure] = 0.0
     first = trial.random.randrange(len(JUMPS) * len(USUAL))
     plans: defaultdict[Kind, list[tuple[float, float]]] = defaultdict(list)
@@ -329,7 +329,7 @@ class Place:
             self.trial.violated(f"{self._name}: {id} ran before its time: {sent}, {lines}")
         if lines:
             late = lines[0].at - self._due_at(sent)
-            self._longest("longest wait of what is due, s", late, PROMPT)
+            self._longest("longest wait of a due message, s", late, PROMPT)
 
     def _ahead(self, since: float, until: float) -> float:
         """Return by how much the server's clock was ahead at most, between two moments."""

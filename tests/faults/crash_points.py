@@ -138,7 +138,7 @@ CALLS: Final = {
 """Who calls what in each scene. Every call is taken at three points."""
 
 ELSEWHERE: Final = {call for calls in CALLS.values() for call in calls} | {
-    ("wakeups", "ring_doorbell"),  # a ring that came when the last slot had just been taken
+    ("wakeups", "ring_doorbell"),  # a ring that arrived just as the last slot was taken
     ("registry", "extend_lease"),  # the event loop stands in for a lease keeper that is late
 }
 SCENE: Final = {call: scene for scene, calls in CALLS.items() for call in calls}
@@ -195,7 +195,7 @@ DISPATCH: Final = ("dispatch_message", "dispatch_in_turn")
 OR_ELSE: Final = {
     ("delayed", "waiting"),  # its handler waits for a signal
     ("delayed", "pending"),  # due by now: a promotion was under way when the process died
-    ("in processing, taken over", "in processing"),  # the call came late, and was refused for that
+    ("in processing, taken over", "in processing"),  # the call was late, and refused for that
 }
 
 RING: Final = {

@@ -287,7 +287,7 @@ async def _drain(trial: Trial, what: str, mq: MessageQueue) -> None:
     took = time.monotonic() - began
     trial.say(f"{what}: {backlog} messages in {took:.1f} s; none of {slowest} for {longest:.1f} s")
     for figure, seconds in (
-        ("longest until all was handled, s", took),
+        ("longest until everything was handled, s", took),
         ("longest time without progress in a topic, s", longest),
     ):
         before = trial.figures.get(figure, 0)

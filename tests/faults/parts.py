@@ -261,7 +261,7 @@ class Life:
                 break
             await asyncio.sleep(0.01)
         took = time.monotonic() - began
-        self.counts["longest until all was done, ms"] = round(took * 1000)
+        self.counts["longest until everything was done, ms"] = round(took * 1000)
         if running.done():
             self._violated(f"the worker ended: {running.exception()!r}")
             return
@@ -367,9 +367,9 @@ async def run(trial: Trial) -> None:
                 trial.violated(f"life {number}: {type(error).__name__}: {error}")
         for violation in life.violations:
             trial.violated(violation)
-        slowest = int(trial.figures.get("longest until all was done, ms", 0))
-        took = life.counts.pop("longest until all was done, ms", 0)
-        trial.figures["longest until all was done, ms"] = max(slowest, took)
+        slowest = int(trial.figures.get("longest until everything was done, ms", 0))
+        took = life.counts.pop("longest until everything was done, ms", 0)
+        trial.figures["longest until everything was done, ms"] = max(slowest, took)
         for what, count in life.counts.items():
             if what in KINDS:
                 struck[what] += count

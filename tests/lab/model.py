@@ -332,7 +332,7 @@ class Model:
         return list(fresh.values()), self._receipt(call, answer)
 
     def _found(self, call: Call, item: tuple[str, ...], fresh: Container[str]) -> str:
-        """Return what has the id of a new message; 1: nothing."""
+        """Return what already has the id of a new message; 1: nothing."""
         now, id, (own, maker, _, _, _, asks, *_) = call.named["now_ms"], item[0], _how(item[1])
         lane, _, number = id.rpartition("-")
         made, refused = self.receipts.get(lane, (0, ""))

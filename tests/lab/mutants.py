@@ -491,7 +491,7 @@ MUTANTS = [
         "for _, id in ipairs({}) do",
     ),
     Mutant(
-        "a time-out takes what lies far ahead, whatever the clock",
+        "a time-out takes what is far ahead, whatever the clock",
         "handle_timeout_message",
         "if far_ms and behind > jump_ms then",
         "if far_ms then",
