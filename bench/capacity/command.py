@@ -160,9 +160,7 @@ def _measured(
 ) -> Costs:
     """Measure, and write the file."""
     url = forget_settings(url)
-    logging.getLogger("mx_rmq").setLevel(
-        logging.ERROR
-    )  # what a server may lose is up to mx-rmq doctor
+    logging.getLogger("mx_rmq").setLevel(logging.ERROR)  # mx-rmq doctor checks durability
     prefix = prefix_of_its_own(prefix)
     if url is not None:
         check_url(url)

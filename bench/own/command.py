@@ -72,9 +72,7 @@ def bench(
     it asks first, uses only its own keys, and deletes them at the end. Exit code 0: measured,
     whether goals are met or not. 1: something went wrong. 2: it could not start. 130: Ctrl-C.
     """
-    logging.getLogger("mx_rmq").setLevel(
-        logging.ERROR
-    )  # what a server may lose is up to mx-rmq doctor
+    logging.getLogger("mx_rmq").setLevel(logging.ERROR)  # mx-rmq doctor checks durability
     try:
         address = forget_settings(url)
         asked = Asked(

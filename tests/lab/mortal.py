@@ -157,9 +157,7 @@ class Life:
         later = partial(admin.reschedule, delay=0.5)
         await self._act("reschedule", target["reschedule"], later)
         await admin.audit(name)
-        await admin.repair(
-            name
-        )  # nothing is wrong, and a process that dies here must not change that
+        await admin.repair(name)  # nothing is wrong; a death here must not change that
         await self._mq.store.repair_message(name, target["requeue all"].encode())
         await admin.limit(name, key="k", running=5)
         await admin.limit(name, key="k", running=None)
