@@ -1,1 +1,1 @@
-"""mx-rmq beside its peers, measured in one go: `make bench`. See README.md here."""
+"""mx-rmq compared with its peers: `make bench`. See README.md here."""

@@ -19,27 +19,27 @@ if TYPE_CHECKING:
 class BaseAdapter(ABC):
     """A queue, by its public names only.
 
-    The methods that produce are coroutines also where the queue's own are plain functions: next
-    to a call to the server that costs nothing.
+    The methods that produce are coroutines even if the queue's own are plain functions: compared
+    with a call to the server, that costs nothing.
     """
 
     is_async: ClassVar[bool] = True
     """Whether its handlers are coroutines, and many callers may produce at once."""
     has_delay: ClassVar[bool] = True
     concurrency: ClassVar[int] = 100
-    """The best for handlers that do nothing."""
+    """The best value for handlers that do nothing."""
     chunk: ClassVar[int] = 500
     """How many payloads `produce_many` is given at a time."""
     results: ClassVar[str] = ""
-    """By what a caller gets a handler's result, in a line; empty if there is no such thing."""
+    """How a caller gets a handler's result, in one line; empty if it cannot."""
     poll: float = 0.001
-    """Seconds between two looks at a result, for a queue whose callers must look."""
+    """Seconds between two checks for a result, for a queue whose callers must poll."""
     bulk: ClassVar[str]
-    """By what `produce_many` is done, in a line."""
+    """How `produce_many` is done, in one line."""
     packages: ClassVar[tuple[str, ...]]
     """What else has a version worth noting."""
     settings: ClassVar[str]
-    """What is not at its default, in a line."""
+    """The settings that differ from the defaults, in one line."""
 
     def __init__(self) -> None:
         self.port = port()
@@ -56,7 +56,7 @@ class BaseAdapter(ABC):
     async def produce(self, payload: Payload) -> None: ...
 
     async def produce_many(self, payloads: Sequence[Payload]) -> None:
-        """Produce them the fastest way there is; without one, all at once."""
+        """Produce them the fastest way; if there is none, all at once."""
         await asyncio.gather(*(self.produce(payload) for payload in payloads))
 
     async def produce_delayed(self, payload: Payload, delay: float) -> None:
@@ -72,6 +72,6 @@ class BaseAdapter(ABC):
 
 
 def run(main: Coroutine[Any, Any, Any]) -> Any:
-    """Run it on uvloop where that is installed."""
+    """Run it on uvloop if that is installed."""
     loop = import_module("uvloop") if find_spec("uvloop") else asyncio
     return loop.run(main)

@@ -106,7 +106,7 @@ async def call(
 ) -> dict[str, Any]:
     """Produce and wait for the result, one by one, by one caller or by several at once.
 
-    Blocking callers are threads. After `seconds` no caller begins another one.
+    Blocking callers are threads. After `seconds` no caller starts another round trip.
     """
     await adapter.open()
     if callers > 1:
@@ -146,7 +146,7 @@ async def call(
 
 
 def describe(adapter: BaseAdapter) -> dict[str, Any]:
-    """Say what this is, and how it is set."""
+    """Print what this is, and its settings."""
     versions = {}
     for package in (*adapter.packages, "redis", "hiredis", "uvloop"):
         try:

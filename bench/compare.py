@@ -1,4 +1,4 @@
-"""Measures all queues side by side, in turns: a b c, then c b a, and so on."""
+"""Measures all queues in turns: a b c, then c b a, and so on."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def compare(
     idle_seconds: float,
     crash_seconds: float,
 ) -> Results:
-    """Measure it all; return what the tables and the picture are made of."""
+    """Measure everything; return the data of the tables and the picture."""
     results = _begin(bench, systems, rounds)
     about = {system.key: results["systems"][system.key]["about"] for system in systems}
     measured: dict[tuple[str, str], list[Figures]] = {}
@@ -76,7 +76,7 @@ def compare(
 
 
 def takes_part(workload: str, system: System, about: dict[str, Any]) -> bool:
-    """Say whether this workload is for this queue."""
+    """Return whether this queue takes part in this workload."""
     if system.key == THREADS:
         return workload in ("drain", "drain_two")
     if workload in ("callers", "drain_slow"):
@@ -87,7 +87,7 @@ def takes_part(workload: str, system: System, about: dict[str, Any]) -> bool:
 
 
 def medians(found: Sequence[Figures]) -> Results:
-    """Return the middle of each figure, and all rates."""
+    """Return the median of each figure, and all rates."""
     middle: Results = _rounded(
         {name: statistics.median(f[name] for f in found) for name in found[0]}
     )

@@ -1,8 +1,8 @@
-"""A queue with a million messages in each state, and the traffic beside which operators look at it.
+"""A queue with a million messages in each state, and traffic while operators look at it.
 
-Everything comes there by real transitions: produced by the public API, and what is dead or
-quarantined was dispatched before. `python -m bench.crowd URL PREFIX` is the traffic: a producer and
-a worker, one handler in fifty fails, until it is stopped.
+Everything gets there by real transitions: produced by the public API, and what is dead or
+quarantined was dispatched first. `python -m bench.crowd URL PREFIX` is the traffic: a producer and
+a worker, where one handler in fifty fails, until it is stopped.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 TOPIC: Final = "orders"
 LONG: Final = "long"
-"""A topic of short messages, then as many of 1 MiB."""
+"""A topic of short messages, then the same number of 1 MiB."""
 WORKER: Final = "shop-7f9c6d5b8-x2x9q-31337-0190a7c2e4b87d3fa1c95e62d07b48aa"
 
 RARE: Final = "left-handed"
@@ -43,10 +43,10 @@ STATES: Final = (State.PENDING, State.DELAYED, State.DEAD, State.QUARANTINED)
 
 BATCH: Final = 500
 AT_ONCE: Final = 64
-"""Archiving calls under way."""
+"""Archiving calls at the same time."""
 LEASE: Final = 600_000
 LIMITS: Final = Limits(dlq_max=0, quarantine_max=0)
-"""With these a million dead letters stay."""
+"""Limits that keep a million dead letters."""
 
 _FRAME: Final = (
     '  File "/srv/shop/orders/handlers.py", line {line}, in charge\n'
@@ -86,15 +86,15 @@ QUICK: Final = Extent(messages=1_000, quarantined=200, others=2, each=50, worker
 
 @dataclass(slots=True)
 class Crowd:
-    """What is there: of each state the first, the middle and the last id."""
+    """What the queue has: the first, middle and last id of each state."""
 
     extent: Extent
     ids: dict[State, tuple[str, ...]] = field(default_factory=dict)
     since: dict[State, tuple[float, float]] = field(default_factory=dict)
-    """Between which times the middle half of a state stands."""
+    """The times between which the middle half of a state lies."""
 
     async def survey(self, admin: Admin) -> None:
-        """Find that out, as it is now."""
+        """Read that from the queue."""
         stats = await admin.stats(TOPIC)
         for state in STATES:
             last = getattr(stats, state) - 1
@@ -121,7 +121,7 @@ def cursor(state: State, passed: int) -> str | None:
 
 
 def queue(url: str, prefix: str) -> MessageQueue:
-    """Return the queue, in which everything stays."""
+    """Return the queue, which trims nothing."""
     return MessageQueue(
         url,
         prefix=prefix,
@@ -187,7 +187,7 @@ async def _archive(
 
         async def work(
             numbered: Any = numbered, now: int = taken.now
-        ) -> None:  # as many at once as there are of these
+        ) -> None:  # one at a time for each of these
             for number, leased in numbered:
                 await archive(store, topic, leased, number, now)
 
@@ -234,7 +234,7 @@ def _about(number: int) -> bytes:
 
 
 async def traffic(url: str, prefix: str) -> None:
-    """Produce to the topic and work on it, until ended."""
+    """Produce to the topic and handle its messages, until stopped."""
     mq = queue(url, prefix)
 
     @mq.handler(TOPIC, max_attempts=2, retry=[1])

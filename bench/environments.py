@@ -21,7 +21,7 @@ CACHE = ROOT / ".bench"
 
 
 class Environments:
-    """Where the queues are installed. `pythons`: interpreters that are there already, by name."""
+    """Where the queues are installed. `pythons`: existing interpreters, by name."""
 
     def __init__(self, pythons: Mapping[str, str] | None = None) -> None:
         self._pythons = dict(pythons or {})
@@ -32,7 +32,7 @@ class Environments:
         return CACHE / "npm"
 
     def prepare(self, system: System) -> None:
-        """Install what it needs, unless that is there."""
+        """Install what it needs, unless it is installed."""
         name = system.environment
         if system.node:
             self._prepare_node(self._pins["npm"][name])
@@ -40,7 +40,7 @@ class Environments:
             self._pythons[name] = str(self._prepare_python(name, self._pins["pip"][name]))
 
     def command(self, system: System, *arguments: object) -> list[str]:
-        """Return the command by which it plays a role."""
+        """Return the command that plays a role."""
         words = [str(argument) for argument in arguments]
         if system.node:
             script = ROOT / "bench" / "adapters" / f"{system.adapter}.mjs"

@@ -1,7 +1,7 @@
 """What history, metrics and traces cost: the same drain and the same produce with and without each.
 
-They take turns, a b c d and then d c b a. A ratio is taken within a round, between neighbours of
-the same minute, and the middle one counts: the machine's mood changes from round to round.
+They take turns, a b c d and then d c b a. Each ratio is from one round, between neighbours of the
+same minute, and the median counts, because the machine's speed changes from round to round.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TRACES: Final = "with traces that are not collected"
 
 SCRAPE: Final = 1.0
 GOAL: Final = 0.10
-"""The part of the throughput that the history may cost."""
+"""The share of throughput that the history may cost."""
 FIGURES: Final = ("rate", "worker", "server", "produced", "producer_server")
 
 
@@ -54,7 +54,7 @@ SETTINGS: Final[dict[str, Setting]] = {
     TRACES: {"traces": True},
 }
 AGAINST: Final = {USUALLY: BARE, METRICS: USUALLY, TRACES: USUALLY}
-"""With which each is compared."""
+"""The setting that each is compared with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ async def _once(place: Place, messages: int, setting: Setting) -> dict[str, floa
         report = await hand.report()
         await hand.stop()
         if (await mq.admin.stats(TOPIC)).total:
-            raise Trouble("a drain has left messages behind")
+            raise Trouble("a drain left messages behind")
     return {
         "rate": messages / (report.last - report.first),
         "worker": report.cpu / messages * 1e6,
@@ -122,7 +122,7 @@ async def _scrape(port: int) -> None:
     """Ask for metrics as Prometheus does, the depth included."""
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as web:
         while True:
-            with suppress(httpx.TransportError):  # it is not up yet
+            with suppress(httpx.TransportError):  # it has not started yet
                 for page in ("/metrics", "/metrics/depth"):
                     (await web.get(page)).raise_for_status()
             await asyncio.sleep(SCRAPE)
@@ -135,7 +135,7 @@ def _middle(turns: list[dict[str, float]]) -> dict[str, float]:
 def _ratios(
     turns: list[dict[str, float]], beside: list[dict[str, float]]
 ) -> dict[str, dict[str, float]]:
-    """Return how much more it is, of each figure: in the middle, and of the middle half."""
+    """Return how much more each figure is: the median, and the middle half."""
     found = {}
     for name in FIGURES:
         ratios = sorted(turn[name] / other[name] for turn, other in zip(turns, beside, strict=True))

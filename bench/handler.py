@@ -1,6 +1,6 @@
 """The handler that all queues run: it records its start, and may sleep.
 
-The harness tells by the environment where the record is and how long to sleep.
+The harness passes the record's path and how long to sleep in the environment.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LIMIT = "BENCH_LIMIT"
 TENANTS = 100
 AT_A_TIME = 2
 RATE = 50
-"""What bench/limits.py asks for: this many messages of a tenant at a time, this many per second."""
+"""The limits of bench/limits.py: messages of a tenant at a time, and messages per second."""
 
 
 def port() -> int:
@@ -34,7 +34,7 @@ def port() -> int:
 
 
 def keeps_results() -> bool:
-    """Say whether results are kept in this measurement."""
+    """Return whether results are kept in this measurement."""
     return os.environ.get(RESULTS) == "1"
 
 
@@ -44,7 +44,7 @@ def limit() -> str:
 
 
 def tenant(index: int) -> str:
-    """Return whose message this is. In "quiet", only the last one is of another tenant."""
+    """Return the tenant of a message. In "quiet", only the last one has another tenant."""
     if limit() == "quiet":
         return "quiet" if index == int(os.environ[MESSAGES]) - 1 else "noisy"
     return f"tenant-{index % TENANTS}"
@@ -56,7 +56,7 @@ def record() -> Record:
 
 
 def async_handler() -> Callable[[Payload], Awaitable[int | None]]:
-    """Return the handler as a coroutine function. Where results are kept, it returns one."""
+    """Return the handler as a coroutine function. If results are kept, it returns one."""
     entered, flags, seconds = _where()
 
     async def nothing(payload: dict[str, Any]) -> None:
@@ -81,7 +81,7 @@ def async_handler() -> Callable[[Payload], Awaitable[int | None]]:
 
 
 def sync_handler() -> Callable[[Payload], int | None]:
-    """Return the handler as a plain function. Where results are kept, it returns one."""
+    """Return the handler as a plain function. If results are kept, it returns one."""
     entered, flags, seconds = _where()
 
     def nothing(payload: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What the commands that measure have in common: a signal ends them, and they tidy up first."""
+"""Shared by the commands that measure: a signal ends them, after they have cleaned up."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def _unless_stopped(work: Coroutine[Any, Any, T]) -> list[T]:
     told = asyncio.Event()
 
     def on_signal() -> None:
-        if not told.is_set():  # once: a second one must not interrupt the tidying
+        if not told.is_set():  # once: a second one must not interrupt the cleanup
             told.set()
             running.cancel()
 

@@ -1,11 +1,12 @@
-"""`python -m bench.limits`: limits and fairness of mx-rmq beside the peers that have them.
+"""`python -m bench.limits`: limits and fairness, compared with the peers that have them.
 
     tenant  no-op messages over 100 tenants, 2 at a time for each
     rate    50 per second: the mean, the most in any one second, the CPU time of the worker
     quiet   one message of a quiet tenant behind 5,000 of a noisy one, 5 ms each, 10 at a time
 
-The same harness as `python -m bench`: one server, one worker process, public API only. The queues
-take turns. Prints a table, and writes it to bench/results, or if it is partial to .bench/results.
+It uses the harness of `python -m bench`: one server, one worker process, public API only. The
+queues take turns. It prints a table, and writes it to bench/results, or a partial one to
+.bench/results.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ DOCKET: Final = System(
 KNOWN: Final = {one.key: one for one in (*SYSTEMS, DOCKET)}
 ALL: Final = ("ours", "bullmq-node", "docket", "dramatiq", "huey")
 TENANT_MESSAGES: Final = {"ours": 60_000, "docket": 3_000, "dramatiq": 2_000}
-"""The queues that can limit what runs per tenant, and with how many messages: a few seconds."""
+"""The queues with limits per tenant, and how many messages each gets: a few seconds' worth."""
 BEHIND: Final = 5_000
 SLEEP: Final = 0.005
 CONCURRENCY: Final = 10
@@ -90,7 +91,7 @@ def _until(on: Stage, count: int) -> None:
     deadline = time.monotonic() + WITHIN
     while sum(1 for at in on.record.entered if at) < count:
         if time.monotonic() > deadline:
-            raise RuntimeError(f"not all messages came: {on.complaints()}")
+            raise RuntimeError(f"not all messages arrived: {on.complaints()}")
         time.sleep(0.05)
 
 

@@ -1,7 +1,7 @@
 """What an operator asks of a full queue: each page of the dashboard, each call of `mq.admin`.
 
-Each is asked several times, the first time included. Meanwhile the server writes what takes longer
-than a moment into its slow log; so it is known which script took how long.
+Each is requested several times; the first time counts, too. Meanwhile the server's slow log records
+what takes longer than a moment, so we know how long each script took.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ PAGE: Final = 50
 """Messages on a page of the dashboard."""
 ENTRIES: Final = 100_000
 SEEN_US: Final = 200
-"""Microseconds from which on a script or a command is seen."""
+"""Microseconds from which on the slow log records a script or a command."""
 PAGE_MS: Final = 300.0
 SCRIPT_MS: Final = 5.0
-"""The goals: a page, and a script or a command on the server."""
+"""The goals in ms: a page, and a script or a command on the server."""
 
 
 @dataclass(slots=True)
@@ -52,16 +52,16 @@ class Times:
     pages: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     calls: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     long: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    """Work on thousands of messages, for which no time is set."""
+    """Work on thousands of messages, which has no goal."""
     server: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    """Scripts and commands on the server, of those that took long enough to be seen."""
+    """Scripts and commands on the server that took long enough to be recorded."""
     commands: int = 0
-    """How many there were in all."""
+    """How many there were in total."""
     longest: dict[str, tuple[float, str]] = field(default_factory=dict)
     """How long each of them took at most, and which page was requested at the time."""
 
     def summary(self) -> dict[str, Any]:
-        """Return the middle and the worst of everything."""
+        """Return the median and the maximum of everything."""
         return {
             "pages": {name: _summary(found) for name, found in self.pages.items()},
             "calls": {name: _summary(found) for name, found in self.calls.items()},
@@ -108,7 +108,7 @@ class SlowLog:
                 await redis.config_set("slowlog-log-slower-than", 10_000)
 
     async def take(self, times: Times, beside: str) -> None:
-        """Add what was done since the last time."""
+        """Add what the log has since the last time."""
         async with self._redis.pipeline() as pipe:
             pipe.execute_command("SLOWLOG", "GET", ENTRIES)
             pipe.execute_command("SLOWLOG", "RESET")
@@ -126,7 +126,7 @@ class SlowLog:
             times.server[name].append(took)
 
     def _name(self, words: list[bytes]) -> str:
-        """Return what was run; nothing for our own questions, and for one that only waited."""
+        """Return the command; nothing for our own requests, and for one that only waited."""
         if not words:
             return ""
         command = words[0].decode().upper()
@@ -141,7 +141,7 @@ _OURS: Final = {"SLOWLOG", "CONFIG", "INFO", "HELLO", "CLIENT", "AUTH", "SELECT"
 
 
 class Looks:
-    """One operator, at a dashboard and at a shell."""
+    """An operator with a dashboard and a shell."""
 
     def __init__(
         self, mq: MessageQueue, web: httpx.AsyncClient, log: SlowLog, *, moving: bool
@@ -154,7 +154,7 @@ class Looks:
         self.times = Times()
 
     async def page(self, name: str, path: str, times: int, code: int = 200) -> None:
-        """Ask for a page."""
+        """Request a page."""
 
         async def get() -> None:
             answer = await self._web.get(path)
@@ -180,7 +180,7 @@ class Looks:
         await self._log.take(self.times, name)
 
     async def look(self, crowd: Crowd, times: int) -> None:
-        """Look at everything."""
+        """Request everything."""
         await crowd.survey(self.admin)
         await self._log.take(Times(), "")
         for name, path, code in paths(crowd):
@@ -198,7 +198,7 @@ class Looks:
         await self.call("metrics: depth", scrape, times)
 
     async def act(self, crowd: Crowd) -> None:
-        """Do what is done to many messages, and to one among them."""
+        """Act on many messages, and on one among them."""
         admin, some = self.admin, max(1, crowd.extent.messages // 100)
         fit, rare = Filter(error="timeout"), Filter(error=RARE_ERROR)
         pending = (await admin.list(TOPIC, State.PENDING, limit=1)).messages[0].id
@@ -240,7 +240,7 @@ class Looks:
         await self.admin.resume(TOPIC)
 
     async def _job(self, crowd: Crowd) -> None:
-        """Begin a job as a browser would, and look at its page while it works."""
+        """Start a job as a browser would, and request its page while it runs."""
         path = f"/topics/{TOPIC}/bulk"
         asked = {"act": "discard", "state": "dead", "error": "KeyError"}
         page = (await self._web.get(f"{path}?{urlencode(asked)}")).text
@@ -264,7 +264,7 @@ class Looks:
 
 
 def paths(crowd: Crowd) -> list[tuple[str, str, int]]:
-    """Return every page: its name, its address, and the status it is answered by."""
+    """Return every page: its name, its address, and the expected status."""
     found = [
         ("overview", "/", 200),
         ("topic", f"/topics/{TOPIC}", 200),
@@ -348,7 +348,7 @@ def _of(crowd: Crowd, state: State) -> list[tuple[str, str, int]]:
 
 
 def calls(admin: Admin, crowd: Crowd) -> dict[str, Call]:
-    """Return what is asked of `mq.admin`."""
+    """Return the calls of `mq.admin`."""
     found: dict[str, Call] = {
         "topics": admin.topics,
         "stats": lambda: admin.stats(TOPIC),

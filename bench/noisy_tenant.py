@@ -51,7 +51,7 @@ text { font: 14px system-ui, sans-serif; fill: #57606a }
 """
 
 Waits = list[tuple[float, float]]
-"""When each message was produced, in seconds, and how many it waited."""
+"""When each message was produced, and how long it waited, in seconds."""
 
 
 async def measure() -> tuple[Waits, Waits]:

@@ -1,5 +1,5 @@
-"""Measure what docs/operating.md says: pages and scripts beside a million messages, and what
-history, metrics and traces cost; then update its figures.
+"""Measure what docs/operating.md says: pages and scripts with a million messages, and the cost of
+history, metrics and traces; then update its figures.
 
 A full run writes bench/results/operate-DATE.json and the page; a quick one, or a part, writes to
 .bench/results and leaves the page alone.
@@ -46,7 +46,7 @@ RESULTS = ROOT / "bench" / "results"
 PARTS = ("looks", "extras")
 
 TIMES = 5
-"""How often a page is asked for."""
+"""How often a page is requested."""
 STARTS_WITHIN = 30.0
 WARM = 2.0
 """Seconds of traffic before the first request."""
@@ -108,7 +108,7 @@ def _measure(options: argparse.Namespace) -> Results:
 async def _look(
     directory: Path, kind: Kind, extent: crowd.Extent, options: argparse.Namespace
 ) -> Results:
-    """Fill a server; look at it while nothing happens, and then beside traffic."""
+    """Fill a server; measure it without traffic, and then with it."""
     found: Results = {"extent": asdict(extent)}
     port, web = free_ports(2)
     with Node(kind, directory, port=port) as server:
@@ -142,7 +142,7 @@ async def _look(
 
 
 def _hurry(process: int, nice: int) -> None:
-    """Give a process another priority; its session, too, where the system shares out by those."""
+    """Give a process another priority; also its session, if the system schedules by those."""
     os.setpriority(os.PRIO_PROCESS, process, nice)
     with suppress(OSError):
         (Path("/proc") / str(process) / "autogroup").write_text(str(nice))
@@ -161,7 +161,7 @@ async def _traffic(url: str, prefix: str, directory: Path, *, wanted: bool) -> A
 
 
 async def _answers(address: str, log: Path) -> None:
-    """Wait until the dashboard is there."""
+    """Wait until the dashboard has started."""
     deadline = time.monotonic() + STARTS_WITHIN
     async with httpx.AsyncClient() as web:
         while True:
@@ -194,7 +194,7 @@ def _tell(text: str) -> None:
 
 
 def last() -> Results:
-    """Return what the last full run has found."""
+    """Return the results of the last full run."""
     written = sorted(RESULTS.glob("operate-*.json"))
     if not written:
         raise SystemExit("nothing has been measured yet")

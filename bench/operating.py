@@ -16,9 +16,9 @@ Results = dict[str, Any]
 CALM = 1.5
 """Load of a machine that has little other work."""
 SHOWN_MS = 1.0
-"""Scripts and commands that never took so long are left out."""
+"""Scripts and commands that never took this long are left out."""
 MOMENTS = ("quiet", "beside")
-"""When it was looked: while nothing happened, and beside traffic."""
+"""When it was measured: without traffic, and with it."""
 
 
 def blocks(results: Results) -> dict[str, str]:

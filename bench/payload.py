@@ -9,7 +9,7 @@ Payload = dict[str, Any]
 
 
 def payload(index: int) -> Payload:
-    """Return a payload of 200 bytes of JSON; `i` is its place in the record."""
+    """Return a payload of 200 bytes of JSON; `i` is its position in the record."""
     return {
         "i": index,
         "order_id": f"ORD-{index:010d}",

@@ -1,4 +1,4 @@
-"""Results as a picture for the README: a bar a queue, and what came back after a crash."""
+"""Results as a picture for the README: one bar per queue, and what came back after a crash."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BAR = 430
 ROW = 30
 TOP = 84
 
-# Mid tones where the reader's choice is not known; both themes where it is.
+# Mid tones if the reader's theme is unknown; else the theme's.
 STYLE = """
 text { font: 14px system-ui, sans-serif; fill: #57606a }
 .title { font-size: 17px; font-weight: 600 }
@@ -51,7 +51,7 @@ def picture(results: Results) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">',
         f"<title>{escape(_spoken(shown))}</title>",
         f"<style>{STYLE}</style>",
-        _text(0, 22, "Messages handled a second by one worker process", "title"),
+        _text(0, 22, "Messages handled per second by one worker process", "title"),
         _text(0, 44, _conditions(results), "small"),
         _text(LEFT + BAR + 90, TOP - 14, "a killed worker's messages", "small"),
     ]
@@ -94,7 +94,7 @@ def _conditions(results: Results) -> str:
 
 def _spoken(shown: list[tuple[str, dict[str, Any]]]) -> str:
     rates = ", ".join(f"{found['name']} {found['drain']['rate']:,.0f}" for _, found in shown)
-    return f"Messages handled a second by one worker process: {rates}"
+    return f"Messages handled per second by one worker process: {rates}"
 
 
 def _text(x: float, y: float, words: str, kind: str) -> str:

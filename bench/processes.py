@@ -1,4 +1,4 @@
-"""Processes that are measured: started apart, their processor time read, and killed for sure."""
+"""Processes to measure: started in their own sessions, their CPU time read, and always killed."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def started(
 
 
 def cpu_seconds(sessions: Sequence[int]) -> float:
-    """Return the processor time of all processes in these sessions, ended children included."""
+    """Return the CPU time of all processes in these sessions, including ended children."""
     ticks = 0
     for place in Path("/proc").iterdir():
         if place.name.isdigit():
@@ -66,14 +66,14 @@ def cpu_seconds(sessions: Sequence[int]) -> float:
 
 
 def is_alive(pid: int) -> bool:
-    """Say whether a child of ours still runs."""
+    """Return whether a child of ours still runs."""
     with suppress(OSError):
         return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
 
 
 def calibrate() -> float:
-    """Return the milliseconds of a fixed piece of Python: the machine's mood."""
+    """Return the milliseconds of a fixed piece of Python: the machine's speed right now."""
     best = float("inf")
     for _ in range(3):
         began = time.monotonic()

@@ -1,7 +1,7 @@
 """What the handlers saw: a file in memory that all processes share.
 
-A handler notes its entry there, which costs it well under a microsecond, and the harness looks on
-without a question to the server. Times are CLOCK_MONOTONIC in nanoseconds.
+A handler notes its entry there, which takes well under a microsecond, and the harness watches
+without asking the server. Times are CLOCK_MONOTONIC in nanoseconds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 DONE = 0x80
-"""The bit of a flag that says: a handler has finished. The others count the entries."""
+"""The bit of a flag that says a handler has finished. The others count the entries."""
 
 
 class Record:
@@ -38,13 +38,13 @@ class Record:
     def first_unseen(self, start: int) -> int:
         """Return the first message from `start` on that no handler has seen, or -1.
 
-        Cheap where messages come in order: looking on must not cost a core.
+        Cheap if messages arrive in order: watching must not use up a core.
         """
         place = self._map.find(b"\0", 16 * self.messages + start)
         return place if place < 0 else place - 16 * self.messages
 
     def any_seen(self) -> bool:
-        """Say whether a handler has seen one of the first thousands."""
+        """Return whether a handler has seen one of the first thousands."""
         return any(self.flags[:4_000])
 
     def seen(self) -> int:

@@ -53,7 +53,7 @@ class Stage:
         self.record = Record.create(self._directory / "record", messages)
 
     def play(self, role: str, *arguments: object) -> dict[str, Any]:
-        """Let it play a role to the end; return what it says."""
+        """Run a role to its end; return what it prints."""
         command = self._environments.command(self.system, role, *arguments)
         done = subprocess.run(
             command,
@@ -71,7 +71,7 @@ class Stage:
     def workers(
         self, count: int = 1, *, concurrency: int = 0, sleep: float = 0
     ) -> AbstractContextManager[list[int]]:
-        """Run workers meanwhile. A concurrency of 0 is the adapter's own."""
+        """Run workers meanwhile. With a concurrency of 0, the adapter chooses."""
         command = self._environments.command(self.system, "work", concurrency)
         return started([command] * count, self._environment(sleep), self._errors)
 
@@ -80,12 +80,12 @@ class Stage:
         return self._errors.read_text()[-1500:] if self._errors.exists() else ""
 
     def server_version(self) -> str:
-        """Return what the server calls its version."""
+        """Return the server's version."""
         info = self._redis.info("server")
         return str(info.get("valkey_version") or info["redis_version"])
 
     def server_cpu(self) -> float:
-        """Return the server's processor time in seconds."""
+        """Return the server's CPU time in seconds."""
         info = self._redis.info("cpu")
         return float(info["used_cpu_sys"]) + float(info["used_cpu_user"])
 
@@ -94,7 +94,7 @@ class Stage:
         return int(self._redis.info("stats")["total_reads_processed"])
 
     def server_memory(self) -> int:
-        """Return the bytes that the server uses when it has seen all others leave."""
+        """Return the bytes that the server uses once all other clients have left."""
         deadline = time.monotonic() + LEFT_SECONDS
         while (info := self._redis.info())["connected_clients"] > 1:
             if time.monotonic() > deadline:
@@ -133,7 +133,7 @@ def stage(
     results: bool = False,
     limit: str = "",
 ) -> Iterator[Stage]:
-    """Start a server, and set the stage on it."""
+    """Start a server with an empty queue on it."""
     with (
         tempfile.TemporaryDirectory(prefix="mx-rmq-bench-") as directory,
         Server(kind, Path(directory), port=free_port()) as server,

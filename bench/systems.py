@@ -1,4 +1,4 @@
-"""Who is compared, and with how many messages: enough for two seconds, not for minutes."""
+"""The queues to compare, and how many messages each gets: enough for two seconds, not minutes."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ class System:
     """A queue with its settings."""
 
     key: str
-    """What `--only` calls it."""
+    """Its name in `--only`."""
     name: str
     adapter: str
     """The file in `adapters/`."""
     environment: str
-    """The entry in `pins.toml`; Node's are of npm."""
+    """The entry in `pins.toml`; Node's are npm packages."""
     drained: int
     """Messages of a drain, and of a bulk."""
     produced: int
     """Messages produced one by one; many callers at once produce twice as many."""
     promise: str
-    """What becomes of the messages of a killed worker, by its documentation and source."""
+    """What happens to the messages of a killed worker, by its documentation and source."""
     node: bool = False
 
 

@@ -20,11 +20,11 @@ CRASH_MESSAGES = 500
 CRASH_CONCURRENCY = 50
 START_SECONDS = 45
 AGE = 3_600.0
-"""A handler that is still at work when its worker is killed."""
+"""How long a handler runs, so that it is still running when its worker is killed."""
 
 
 def idle(bench: Bench, systems: Sequence[System], seconds: float) -> dict[str, Figures]:
-    """Watch workers that have nothing to do."""
+    """Watch idle workers."""
 
     def watch(system: System) -> Figures:
         with stage(system, bench.environments, bench.kind, 1) as on, on.workers() as pids:
@@ -33,7 +33,7 @@ def idle(bench: Bench, systems: Sequence[System], seconds: float) -> dict[str, F
             time.sleep(5)  # until it has settled down
             began, cpu, reads = time.monotonic(), cpu_seconds(pids), on.server_reads()
             time.sleep(seconds)
-            reads = on.server_reads() - reads - 1  # without our own question
+            reads = on.server_reads() - reads - 1  # without our own request
             cpu = cpu_seconds(pids) - cpu
             watched = time.monotonic() - began
         return {"cpu_percent": cpu / watched * 100, "reads": reads / watched}
@@ -42,7 +42,7 @@ def idle(bench: Bench, systems: Sequence[System], seconds: float) -> dict[str, F
 
 
 def crash(bench: Bench, systems: Sequence[System], patience: float) -> dict[str, Figures]:
-    """Kill a worker in the middle of its handlers, start another, and see what comes back."""
+    """Kill a worker while its handlers run, start another, and count what comes back."""
 
     def kill(system: System) -> Figures:
         with stage(system, bench.environments, bench.kind, CRASH_MESSAGES) as on:
@@ -71,7 +71,7 @@ def crash(bench: Bench, systems: Sequence[System], patience: float) -> dict[str,
 
 
 def _until_busy(on: Stage, pids: Sequence[int]) -> None:
-    """Wait until all slots are taken; some queues have one only."""
+    """Wait until all slots are taken; some queues have only one."""
     deadline = time.monotonic() + START_SECONDS
     seen, moved = 0, time.monotonic()
     while time.monotonic() < deadline and all(map(is_alive, pids)):
@@ -85,7 +85,7 @@ def _until_busy(on: Stage, pids: Sequence[int]) -> None:
 
 
 def _wait(fact: Callable[[], bool], seconds: float) -> None:
-    """Wait for it, but not longer: what did not happen is a result, too."""
+    """Wait, but not longer than this: what did not happen is a result, too."""
     deadline = time.monotonic() + seconds
     while not fact() and time.monotonic() < deadline:
         time.sleep(0.1)

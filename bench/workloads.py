@@ -1,4 +1,4 @@
-"""What is measured, one function a workload. Each has a fresh server, and returns its figures."""
+"""What is measured, one function per workload. Each has a fresh server and returns its figures."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ STUCK = 12.0
 DRAIN_SECONDS = 90.0
 PACED_SECONDS = 30.0
 TRIP_SECONDS = 3.0
-"""After that no caller begins another round trip: slow queues make fewer."""
+"""After this no caller starts another round trip, so slow queues make fewer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """On what is measured, and how much."""
+    """Where to measure, and how much."""
 
     environments: Environments
     kind: Kind
@@ -52,12 +52,12 @@ class Bench:
 
 
 def produce(bench: Bench, system: System) -> Figures:
-    """One caller, one message after the other."""
+    """One caller, one message after another."""
     return _produce(bench, system, bench.messages(system.produced), callers=1)
 
 
 def produce_callers(bench: Bench, system: System) -> Figures:
-    """A hundred callers at once, each one message after the other."""
+    """A hundred callers at once, each with one message after another."""
     return _produce(bench, system, bench.messages(4 * system.produced), callers=CALLERS)
 
 
@@ -117,7 +117,7 @@ def _drain(
 
 
 class _Meter:
-    """A reading of what worker and server have used."""
+    """A reading of what worker and server used."""
 
     def __init__(self, on: Stage, pids: list[int]) -> None:
         self.worker = cpu_seconds(pids)
@@ -126,7 +126,7 @@ class _Meter:
         self.seen = on.record.seen()
 
     def since(self, first: _Meter) -> Figures:
-        """Return what was used in between, a message or a thousand of them."""
+        """Return what was used in between, per message or per thousand."""
         handled = max(1, self.seen - first.seen)
         return {
             "worker_cpu": (self.worker - first.worker) / handled * 1e6,
@@ -192,7 +192,7 @@ def _round_trip(bench: Bench, system: System, messages: int, callers: int) -> Fi
     ):
         on.play("produce_many", 1)
         _until(on, pids, on.record.any_seen, START_SECONDS)
-        time.sleep(SETTLE)  # until the worker has done what it does at its start
+        time.sleep(SETTLE)  # until the worker has finished starting
         worker, server = cpu_seconds(pids), on.server_cpu()
         made = on.play("call", messages, warm_up, callers, TRIP_SECONDS)
         called = made["messages"] + warm_up
@@ -208,7 +208,7 @@ def _round_trip(bench: Bench, system: System, messages: int, callers: int) -> Fi
 
 
 def memory(bench: Bench, system: System) -> Figures:
-    """What a waiting message takes of the server's memory, beside what the first one brought."""
+    """The server memory of a waiting message, without what the first one needs."""
     messages = bench.messages(min(100_000, 5 * system.drained))
     with stage(system, bench.environments, bench.kind, messages) as on:
         on.play("produce_many", 1)
@@ -218,7 +218,7 @@ def memory(bench: Bench, system: System) -> Figures:
 
 
 def _until_all_seen(on: Stage, pids: list[int]) -> None:
-    """Wait until handlers have seen everything, or nothing more comes."""
+    """Wait until handlers have seen everything, or nothing more arrives."""
     deadline = time.monotonic() + DRAIN_SECONDS
     place, seen, moved = 0, 0, time.monotonic()
     while time.monotonic() < deadline and any(map(is_alive, pids)):

@@ -29,7 +29,10 @@ INSTEAD: Final = {
     r"(messages|commands|requests|calls|lines|entries|bytes) an? (second|minute|hour)": "per ...",
     r"(µs|ms|bytes) an? (message|call|topic|batch|round)": "per ...",
     r"a (method|key|line|file|call) an? (script|topic|message|change|each)": "one ... per ...",
-    r"everybody|anybody|nobody|somebody(?!@)": "name who it is: every client, any worker",
+    r"(every|any|no|some)body(?![@\"])": "name who it is: every client, any worker",
+    r"(him|her)self": "itself",
+    r"how manieth": "which, or its position",
+    r"as told": "as planned",
     r"whoever": "name who it is: the caller, the first worker",
     r"of which": "start a new sentence, or use whose",
     r"at the (most|least)": "at most, or at least",
@@ -48,7 +51,17 @@ INSTEAD: Final = {
 
 PHRASES: Final = re.compile(rf"(?i)\b({'|'.join(INSTEAD)})(?!\w)")
 
-FILES: Final = ("src", "docs", "bench", "examples", "deploy", "*.md")
+FILES: Final = (
+    "src",
+    "docs",
+    "bench",
+    "examples",
+    "deploy",
+    "tests/faults",
+    "tests/lab",
+    "tests/model",
+    "*.md",
+)
 SUFFIXES: Final = {".py", ".lua", ".html", ".js", ".md", ".toml", ".yaml", ".yml"}
 HISTORY: Final = ROOT / "CHANGELOG.md"
 """Not checked: it says what past releases said."""

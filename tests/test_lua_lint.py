@@ -109,8 +109,8 @@ BAD = {
     ),
     "no key": ("redis.call('LLEN')", "the key of LLEN is not one of KEYS"),
     "a command by a variable": ("redis.call(id, pending)", "the command is not a literal"),
-    "redis.call by another name": ("local call = redis.call", "redis.call: redis.call(…) and"),
-    "another of redis' functions": ("redis.log(1, id)", "redis.log: redis.call(…) and"),
+    "redis.call by another name": ("local call = redis.call", "redis.call: only redis.call(…) and"),
+    "another of redis' functions": ("redis.log(1, id)", "redis.log: only redis.call(…) and"),
     "an unknown command": (
         "redis.call('FLUSHALL', pending)",
         "FLUSHALL is neither a known read nor",

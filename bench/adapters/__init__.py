@@ -1,1 +1,1 @@
-"""One file is one queue. Each is imported only in that queue's own environment."""
+"""One file per queue, imported only in that queue's own environment."""

@@ -116,7 +116,7 @@ const call = async (count, warmUp, callers, seconds) => {
   const queue = new Queue("bench", { connection });
   const events = new QueueEvents("bench", { connection });
   await events.waitUntilReady();
-  await sleep(0.5); // it listens a moment later, and what comes before is lost
+  await sleep(0.5); // it connects a moment later; earlier events are lost
   const took = [];
   const caller = async (first, last, until) => {
     for (let i = first; i < last; i += callers) {

@@ -58,7 +58,7 @@ class Adapter(BaseAdapter):
         return actor(handle, actor_name="bench", queue_name="bench", **options)
 
     def _limited(self, handle: Callable[[Payload], int | None]) -> Callable[[Payload], int | None]:
-        """Return a handler that fails where the limit is reached, to be retried."""
+        """Return a handler that fails when the limit is reached, and is retried."""
         backend = LimitBackend(host="127.0.0.1", port=self.port)
         window = WindowRateLimiter(backend, "bench", limit=RATE, window=1)
 

@@ -1,1 +1,1 @@
-"""How far it goes: `python -m bench.capacity` calculates it from what a message costs."""
+"""How much load shards carry: `python -m bench.capacity` estimates it from message costs."""

@@ -91,7 +91,7 @@ class Count(click.ParamType[int]):
     default=10.0,
     help="Seconds to wait for the server.",
 )
-@click.option("--quick", is_flag=True, help="With --measure: rough figures in some seconds.")
+@click.option("--quick", is_flag=True, help="With --measure: rough figures in a few seconds.")
 @click.option("--yes", is_flag=True, help="With --url: do not ask.")
 @as_json
 def capacity(
@@ -149,7 +149,7 @@ def _read(path: Path) -> Costs:
     except OSError as error:
         raise CommandFailed(f"{path} cannot be read: {error.strerror}") from error
     except msgspec.MsgspecError as error:
-        raise CommandFailed(f"{path} is no file of --measure: {error}") from error
+        raise CommandFailed(f"{path} is not a file from --measure: {error}") from error
 
 
 # measuring
@@ -160,7 +160,7 @@ def _measured(
 ) -> Costs:
     """Measure, and write the file."""
     url = forget_settings(url)
-    logging.getLogger("mx_rmq").setLevel(logging.ERROR)  # what a server may lose is the doctor's
+    logging.getLogger("mx_rmq").setLevel(logging.ERROR)  # mx-rmq doctor checks durability
     prefix = prefix_of_its_own(prefix)
     if url is not None:
         check_url(url)

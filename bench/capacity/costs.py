@@ -1,8 +1,8 @@
-"""What a message costs, by payload and batch: of the server, phase by phase, and of Python.
+"""What a message costs, by payload and batch: on the server, phase by phase, and in Python.
 
-The server's share is taken by the store's own calls, whose batches are exact. Python's is taken by
-a real producer and a real worker in this process. All of it in rounds; the median counts:
-processor time is what is measured, so other work on the machine disturbs less than with a clock.
+The server's share is measured with the store's own calls, whose batches are exact. Python's is
+measured with a real producer and a real worker in this process. The median of several rounds
+counts. CPU time is measured, so other work on the machine disturbs less than with wall time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ WORKED: Final = ((1, 0), (10, 0), (200, 1_000))
 """Concurrency and prefetch of the workers that are measured."""
 CALLERS: Final = 100
 LEAST: Final = 0.01
-"""Microseconds: nothing costs nothing, and a formula is fitted by ratios."""
+"""Microseconds, at least: a formula is fitted by ratios, so nothing may cost 0."""
 WITHIN: Final = 120.0
 """Seconds in which a drain must end."""
 
@@ -52,10 +52,10 @@ class Extent:
 
     rounds: int = 5
     calls: int = 300
-    """Maximum calls of each script per round."""
+    """At most this many calls of each script per round."""
     messages: int = 10_000
     volume: int = 20_000_000
-    """Maximum messages and payload bytes per round and cell."""
+    """At most this many messages and payload bytes per round and cell."""
 
     def count(self, size: int, batch: int) -> int:
         """Return how many messages a cell gets: whole batches, at least two."""
@@ -68,7 +68,7 @@ QUICK: Final = Extent(rounds=1, calls=20, messages=1_000, volume=2_000_000)
 
 
 class Stopwatch:
-    """Reads the server's counters, and leaves out what the reading costs."""
+    """Reads the server's counters, without the cost of reading them."""
 
     def __init__(self, gauge: Gauge) -> None:
         self._gauge = gauge
@@ -85,7 +85,7 @@ class Stopwatch:
         self._own, self._script, self._cpu = statistics.median(own), after.busy, after.cpu
 
     async def lap(self, messages: int) -> Spent:
-        """Return what a message took since the start or the last lap."""
+        """Return what a message cost since the start or the last lap."""
         now = await self._gauge.read()
         script = (now.busy - self._script) / messages
         cpu = (now.cpu - self._cpu - self._own) / messages * 1e6
@@ -199,7 +199,7 @@ async def _share(where: Place, size: int, work: Any, count: int) -> Share:
 async def _worker(
     where: Place, size: int, extent: Extent, concurrency: int, prefetch: int
 ) -> Share:
-    """Let a worker drain; what counts is between the first and the last handler's beginning."""
+    """Let a worker drain; what counts is from the start of the first handler to the last's."""
     count = extent.count(size, min(concurrency, 100))
     begun, first, last = 0, 0.0, 0.0
     done = asyncio.Event()
@@ -250,7 +250,7 @@ def _middle_share(found: list[Share]) -> Share:
 
 @asynccontextmanager
 async def own_place(*, prefix: str, patience: float) -> AsyncIterator[Place]:
-    """Start a server that is reached over TCP, as one on another machine would be."""
+    """Start a server that is reached over TCP, like one on another machine."""
     with (
         tempfile.TemporaryDirectory(prefix="mx-rmq-bench-") as directory,
         OwnServer.start(directory, port=_free_port()) as server,

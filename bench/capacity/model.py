@@ -21,16 +21,16 @@ PHASES: Final = ("produce", "dispatch", "complete")
 
 
 class Spent(msgspec.Struct, frozen=True):
-    """What the server spent on a message."""
+    """What the server spends on a message."""
 
     script: float
     """Microseconds inside the script, by the server's own stopwatch."""
     cpu: float
-    """Microseconds of its processor, with sockets, parsing and all."""
+    """Microseconds of its CPU time, including sockets and parsing."""
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """What the phases of a message's life took of the server, at one size and one batch."""
+    """The server's cost of each phase of a message's life, at one size and one batch."""
 
     payload: int
     batch: int
@@ -40,24 +40,24 @@ class Cell(msgspec.Struct, frozen=True):
 
 
 class Share(msgspec.Struct, frozen=True):
-    """What a message took of a Python process."""
+    """The cost of a message in a Python process."""
 
     payload: int
     batch: float
     """Measured messages per call."""
     cpu: float
-    """Microseconds of the process's processor."""
+    """Microseconds of the process's CPU time."""
 
 
 class Weight(msgspec.Struct, frozen=True):
-    """What a pending message takes of the server's memory."""
+    """The server memory of a pending message."""
 
     payload: int
     bytes: float
 
 
 class Costs(msgspec.Struct, frozen=True, kw_only=True):
-    """All that was measured, and where: what the file of `--measure` holds."""
+    """Everything that was measured, and where: the contents of the file of `--measure`."""
 
     date: str
     server: str
@@ -69,7 +69,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     worker: list[Share]
     memory: list[Weight]
     cluster: float = 1.0
-    """The server's processor time a message in a cluster of three, against one server."""
+    """The server's CPU time per message in a cluster of three, relative to one server."""
     replicas: float = 1.0
     """The same with a replica for each."""
 
@@ -110,7 +110,7 @@ class Model:
         self._memory = sorted((one.payload, one.bytes) for one in costs.memory)
 
     def server(self, payload: float, *, batch: float, produce_batch: float | None = None) -> float:
-        """Return the server's microseconds for a message from its produce to its end."""
+        """Return the server's microseconds for a message, from produce to completion."""
         batches = {"produce": produce_batch or batch, "dispatch": batch, "complete": batch}
         return sum(self.cpu[phase].at(payload, batches[phase]) for phase in PHASES)
 
@@ -165,7 +165,7 @@ def fit(measured: Sequence[Point]) -> Line:
 
 
 def _solve(rows: list[list[float]]) -> list[float] | None:
-    """Return x with rows · x nearest to 1 everywhere; None: the rows do not tell."""
+    """Return x with rows · x nearest to 1 everywhere; None: the rows do not determine it."""
     size = len(rows[0])
     scale = [max(abs(row[column]) for row in rows) for column in range(size)]
     if not all(scale):

@@ -21,7 +21,7 @@ GOAL = 1.2
 CALM = 1.0
 """Load of a machine that has little other work."""
 HANDLER = 1_000.0
-"""Microseconds of processor time of a handler that does something."""
+"""Microseconds of CPU time of a handler that does something."""
 PER_SHARD = (1, 2, 4, 8, 16, 32)
 NONE = "–"
 
@@ -101,7 +101,7 @@ def _python(model: Model) -> str:
 
 
 def _named(names: Sequence[str], shares: Sequence[Any]) -> dict[str, list[tuple[float, float]]]:
-    """Return what was measured by size, for each of the ways, which take turns in the list."""
+    """Return what was measured, by size, for each of the ways that alternate in the list."""
     return {
         name: [(one.cpu, one.batch) for one in shares[number :: len(names)]]
         for number, name in enumerate(names)
@@ -153,7 +153,7 @@ def _shards(shards: dict[str, Any]) -> str:
 
 
 def _readings(shards: dict[str, Any], name: str) -> dict[str, float]:
-    """Return a place's ratio to one server, in every way that it was taken."""
+    """Return a place's ratio to one server, for every way of measuring it."""
     calls, in_turn = shards["calls"][name], shards["in_turn"][name]
     return {
         "ratio, shard by shard": calls["cpu_ratio"],
@@ -282,6 +282,6 @@ def _bounds(model: Model) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table in Markdown: the first column to the left, the others to the right."""
+    """Return a Markdown table: the first column left-aligned, the others right-aligned."""
     rule = ["---", *("--:" for _ in head[1:])]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in (head, rule, *rows))

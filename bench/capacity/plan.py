@@ -1,4 +1,4 @@
-"""How far it goes: from costs to messages per second, memory, processes and connections.
+"""From costs to messages per second, memory, processes and connections.
 
 Nothing here is measured. What was measured is in `costs.json`, or in the file of `--measure`.
 """
@@ -35,53 +35,53 @@ PARTITIONS: Final = 8
 RECEIVED: Final = 180
 SENT: Final = 170
 REPLICATED: Final = 460
-"""Bytes that the server reads, writes, and sends to a replica a message, beside the payload, which
-goes each of these ways once. In batches; counted, and the same on every machine."""
+"""Bytes per message that the server reads, writes, and sends to a replica, besides the payload,
+which goes each of these ways once. In batches; counted, and the same on every machine."""
 
 SETTLING: Final = 1
-"""Calls of a partition under way beside those of the dispatcher."""
+"""Concurrent calls of a partition besides those of the dispatcher."""
 ASIDE: Final = 2
 """Connections to a node for plain commands, and for the keeper of the leases."""
 
 MAXCLIENTS: Final = 10_000
-"""Connections that a server takes, unless it is told otherwise."""
+"""Connections that a server accepts by default."""
 FILES: Final = 1_024
-"""Files and connections that a process may open, unless `ulimit -n` says otherwise."""
+"""Files and connections that a process may open by default (`ulimit -n`)."""
 NODES: Final = 1_000
 """Nodes up to which the servers' makers recommend a cluster: each talks to each of them."""
 ASIDE_SHARE: Final = 0.05
-"""The part of a core that may go into what moves no message."""
+"""The share of a core that may be spent on work that moves no message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What is asked of it."""
+    """The load to plan for."""
 
     shards: int = 1
     payload: int = 1_000
     """Bytes."""
     batch: int = 100
-    """Messages that a call of a worker carries."""
+    """Messages per call of a worker."""
     produce_batch: int | None = None
-    """The same of a producer; None: the same number."""
+    """Messages per call of a producer; None: the same number."""
     topics: int = 1
     names: tuple[str, ...] = ()
-    """The topics by name: then it is known exactly where they are."""
+    """The names of the topics, which determine their shards."""
     partitions: int | None = None
     """Per topic; None: eight per shard, or one if there is one shard."""
     backlog: int = 1_000_000
     """Messages that wait."""
     handler: float = 0.0
-    """Microseconds of processor time that a handler takes."""
+    """Microseconds of CPU time that a handler takes."""
     utilisation: float = 0.7
-    """The part of a core that a server, a worker or a producer may use."""
+    """The share of a core that a server, a worker or a producer may use."""
     replicas: bool = False
     """Whether each shard has one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Something that ends."""
+    """A resource with a limit."""
 
     what: str
     used: float
@@ -90,39 +90,39 @@ class Bound:
 
     @property
     def over(self) -> bool:
-        """Whether more is asked for than there is."""
+        """Whether the load needs more than the limit."""
         return self.used > self.most
 
     @property
     def text(self) -> str:
-        """It in words."""
+        """The bound in words."""
         form = ".1%" if self.most < 1 else ",.0f"
         return f"{self.what}, {self.used:{form}} of {self.most:{form}}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What comes of it."""
+    """The plan for a load."""
 
     load: Load
     partitions: int
     """Of each topic."""
     busiest: float
-    """Partitions on the shard that has most of them."""
+    """Partitions on the fullest shard."""
     server_us: float
     worker_us: float
     producer_us: float
-    """Microseconds of processor time per message."""
+    """Microseconds of CPU time per message."""
     per_shard: float
     """Messages per second of a shard at its allowed utilisation."""
     total: float
-    """Messages per second of all, when the busiest shard is as busy as it may be."""
+    """Total messages per second when the busiest shard is at its allowed utilisation."""
     memory: float
     """Bytes of the backlog, without replicas."""
     memory_busiest: float
     """Bytes of it on the busiest shard."""
     dead: float
-    """Bytes of dead letters, if every partition keeps as many as it may, each like a message."""
+    """Bytes of dead letters, if every partition keeps as many as it may, all of message size."""
     workers: int
     producers: int
     """Processes."""
@@ -130,7 +130,7 @@ class Plan:
     node_connections: int
     """Maximum of one worker to all nodes, and of all clients to the busiest node."""
     idle_commands: float
-    """Commands per second of a worker that has nothing to do."""
+    """Commands per second of an idle worker."""
     gbits_in: float
     gbits_out: float
     """Of the busiest shard, to its replica too."""
@@ -238,7 +238,7 @@ def _sent(load: Load) -> int:
 
 
 def _factor(load: Load, costs: Costs) -> float:
-    """Return by how much a cluster makes the server's work dearer."""
+    """Return by how much a cluster makes the server's work more expensive."""
     if load.replicas:
         return max(1.0, costs.cluster, costs.replicas)
     return max(1.0, costs.cluster) if load.shards > 1 else 1.0

@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def _measure(kind: Kind, *, quick: bool) -> tuple[Costs, dict[str, Any]]:
-    """Measure costs on one server, then one server beside clusters."""
+    """Measure costs on one server, then compare one server with clusters."""
     began, load = time.monotonic(), [os.getloadavg()[0]]
     with (
         tempfile.TemporaryDirectory(prefix="mx-rmq-bench-") as directory,
@@ -100,7 +100,7 @@ def _tell(text: str) -> None:
 
 
 def last() -> tuple[Costs, dict[str, Any]]:
-    """Return what the last full run has found."""
+    """Return the results of the last full run."""
     written = sorted(RESULTS.glob("capacity-*.json"))
     if not written:
         raise SystemExit("nothing has been measured yet")

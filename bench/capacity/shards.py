@@ -1,9 +1,10 @@
-"""What a message costs a shard of a cluster, beside one server that does the same work.
+"""What a message costs a shard of a cluster, compared with one server that does the same work.
 
-The places take turns, a b c d and then d c b a. A ratio is taken within a round, and the middle one
-counts: the machine's mood changes from round to round. What a server does for itself every second,
-asked or not, is measured apart; costs are given without it and with it. The calls go shard by
-shard and, measured apart, from shard to shard in turn, where all compete for one machine's caches.
+The places take turns, a b c d and then d c b a. Each ratio is from one round, and the median
+counts, because the machine's speed changes from round to round. The work that a server does every
+second even when idle is measured separately; costs are given without it and with it. The calls go
+shard by shard and, measured separately, from shard to shard in turn, where all compete for the same
+caches.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Extent:
     drains: int = 3
     """Rounds in which a worker drains, too."""
     idle: float = 15.0
-    """Seconds that an idle worker is watched."""
+    """Seconds for which an idle worker is watched."""
     chores: float = 3.0
     """Seconds for which an idle server is watched."""
 
@@ -70,13 +71,13 @@ QUICK = Extent(rounds=1, batches=1, drained=2_400, drains=1, idle=2.0, chores=0.
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """A place, and the primaries that are there."""
+    """A place, and its primaries."""
 
     place: Place
     nodes: Sequence[Node]
 
     async def counted(self, section: str, name: str) -> int:
-        """Return one of the servers' counters, of all together."""
+        """Return one counter, summed over all servers."""
         return sum([int((await node.ask("INFO", section))[name]) for node in self.nodes])
 
 
@@ -167,8 +168,8 @@ async def _chores(ground: Ground, extent: Extent) -> float:
 async def _calls(ground: Ground, extent: Extent, chores: float, *, mixed: bool) -> dict[str, float]:
     """Take messages through their lives by the store's own calls.
 
-    Slot by slot, so a shard does its share in one go, as it would on its own machine; or, if
-    `mixed`, a batch of every partition in turn, so the next call is mostly another shard's.
+    Slot by slot, so a shard does its share at once, as on its own machine; or, if `mixed`, a batch
+    of every partition in turn, so that the next call mostly goes to another shard.
     """
     count = PARTS * extent.batches * BATCH
     async with ground.place.store() as store:
@@ -205,12 +206,12 @@ _WAYS = ("input", "output")
 
 
 def _repeated(cycles: list[Cycle], times: int) -> list[Cycle]:
-    """Return each of them so often, one after the other."""
+    """Return each of them this often, one after another."""
     return [cycle for cycle in cycles for _ in range(times)]
 
 
 async def _drain(ground: Ground, extent: Extent) -> dict[str, float]:
-    """Let a real worker drain as many topics."""
+    """Let a real worker drain this many topics."""
     found = await drain(ground.place, extent.drained, over=PARTS)
     return {
         "script": found.busy,
@@ -221,7 +222,7 @@ async def _drain(ground: Ground, extent: Extent) -> dict[str, float]:
 
 
 async def _idle(ground: Ground, extent: Extent) -> dict[str, float]:
-    """Watch a worker that has nothing to do in as many topics."""
+    """Watch an idle worker with this many topics."""
     async with ground.place.queue() as mq, Crew(mq) as crew:
         before = await ground.counted("clients", "connected_clients")
         hand = await crew.hire(topics(PARTS))
@@ -236,7 +237,7 @@ async def _idle(ground: Ground, extent: Extent) -> dict[str, float]:
 
 
 def _summary(found: list[dict[str, float]], one: list[dict[str, float]]) -> dict[str, float]:
-    """Return the middle of each figure, and the middle ratio of each cost to that of one server."""
+    """Return the median of each figure, and of each cost's ratio to that of one server."""
     middle = {name: statistics.median(turn[name] for turn in found) for name in found[0]}
     for name in ("script", "cpu", "whole", "worker"):
         if name in middle:

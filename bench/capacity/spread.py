@@ -1,4 +1,4 @@
-"""Where a cluster puts partitions: by a hash of their names, so not evenly. Values without I/O."""
+"""Where a cluster puts partitions: by a hash of their names, so unevenly. Values without I/O."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SLOTS: Final = 16_384
 SAMPLES: Final = 100
 """Sets of made-up topic names; the median counts."""
 NAMES: Final = 200_000
-"""Made-up names in all, about: many topics need fewer sets."""
+"""About how many made-up names in total: many topics need fewer sets."""
 
 
 def slot_of(name: str) -> int:
@@ -25,7 +25,7 @@ def slot_of(name: str) -> int:
 
 
 def shard_of(name: str, shards: int) -> int:
-    """Return the shard that has it, if each has as many slots as the others, in a row."""
+    """Return the shard that has it, if each has an equal, contiguous range of slots."""
     return slot_of(name) * shards // SLOTS
 
 
@@ -38,7 +38,7 @@ def counts(names: Iterable[str], shards: int) -> list[int]:
 
 
 def busiest(topics: Iterable[str], parts: int, shards: int) -> int:
-    """Return how many partitions of these topics the shard has that has most."""
+    """Return how many partitions of these topics the fullest shard has."""
     names = (name for topic in topics for name in partitions(topic, parts))
     return max(counts(names, shards))
 

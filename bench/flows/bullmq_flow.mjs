@@ -1,4 +1,4 @@
-// BullMQ on Node: a flow, and a flow of three jobs one below the other.
+// BullMQ on Node: a flow, and a flow of three nested jobs.
 import fs from "node:fs";
 import { createRequire } from "node:module";
 
@@ -47,7 +47,7 @@ if (role === "work") {
   for (const [name, handler] of Object.entries({ page: render, book: bind, ticket: step }))
     new Worker(name, handler, { connection, concurrency });
 } else {
-  await sleep(1); // the events listen a moment later, and what comes before is lost
+  await sleep(1); // the event stream connects a moment later; earlier events are lost
   const times = [];
   for (let i = 0; i < Number(count); i++) {
     const began = performance.now();

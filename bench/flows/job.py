@@ -1,4 +1,4 @@
-"""What the children and the steps do, whatever the queue."""
+"""What the children and the steps do, in every queue."""
 
 from __future__ import annotations
 

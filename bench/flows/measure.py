@@ -1,4 +1,4 @@
-"""One queue on a fresh server: how long the jobs take, and what a killed worker costs."""
+"""Measures one queue on a fresh server: how long the jobs take, and how it recovers from a kill."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from bench.flows.stage import stage
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-START = 8  # seconds until a worker has surely begun, on a busy machine, too
+START = 8  # seconds until a worker has started, even on a busy machine
 LIMIT = 125
 
 
 def times(command: Sequence[str], url: str) -> dict[str, list[int]]:
-    """Return the milliseconds of each run, the first left out, with the median in front."""
+    """Return the median in milliseconds, then each run without the first."""
     with stage(command, url, sleep=0) as (work, play, _), work():
         time.sleep(START)
         found = {role: json.loads(play(role, 6).communicate()[0])[1:] for role in ("flow", "steps")}

@@ -1,4 +1,4 @@
-"""Where one queue runs: its worker, its callers, and a file with one byte per finished child."""
+"""One queue at work: its worker, its callers, and a file with one byte per finished child."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """How many rows per second a worker inserts: one per call, or hundreds in a batch.
 
-The handler waits for a millisecond, as for the database. Both kinds are measured in turn, with as
-many calls at a time as a small pool has connections.
+The handler waits for a millisecond, like a database. Both kinds take turns, with as many calls at
+a time as a small pool has connections.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 CONNECTIONS: Final = 10
 """Calls at a time."""
 FEWER: Final = 2
-"""Single handlers get a half of the messages, so that they do not take forever."""
+"""Single handlers get half of the messages, so that they do not take forever."""
 
 
 async def measure(place: Place, size: Size) -> list[Figure]:

@@ -68,12 +68,11 @@ def bench(
 ) -> None:
     """Measure speed, latency, memory and growth; print each beside its goal.
 
-    Takes about five minutes. It ignores all settings and measures the defaults. On a server of
-    yours it asks first, uses only its own keys, and deletes them at the end. Exit code 0:
-    measured, whether goals are met or not. 1: something went wrong on the way. 2: it could not
-    begin. 130: Ctrl-C.
+    Takes about five minutes. It ignores all settings and measures the defaults. On your server
+    it asks first, uses only its own keys, and deletes them at the end. Exit code 0: measured,
+    whether goals are met or not. 1: something went wrong. 2: it could not start. 130: Ctrl-C.
     """
-    logging.getLogger("mx_rmq").setLevel(logging.ERROR)  # what a server may lose is the doctor's
+    logging.getLogger("mx_rmq").setLevel(logging.ERROR)  # mx-rmq doctor checks durability
     try:
         address = forget_settings(url)
         asked = Asked(
@@ -176,7 +175,7 @@ def _introduce(here: Place) -> None:
 
 
 def _tell(text: str) -> None:
-    """Say something about the way; stdout is for the figures."""
+    """Print progress to stderr; stdout is for the figures."""
     click.echo(printable(text), err=True)
 
 
@@ -185,7 +184,7 @@ def _loop() -> str:
 
 
 def forget_settings(url: str | None = None) -> str | None:
-    """Ignore all settings: the defaults are measured. Return the URL with the login that is set."""
+    """Drop all settings, because defaults are measured. Return the URL with the login."""
     _remove_variables((KEPT, *LOGIN))
     address = None if url is None else QueueSettings.load(url=url).address
     _remove_variables((KEPT,))
@@ -214,7 +213,7 @@ def _print(here: Place, figures: list[Figure], seconds: float) -> None:
     if not all(judged):
         _tell("other work on the machine, a slow one and --quick make figures worse")
     if not here.own:
-        click.echo("* what other clients sent meanwhile is in it")
+        click.echo("* includes the traffic of other clients")
 
 
 def _goal(figure: Figure) -> str:

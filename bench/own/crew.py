@@ -1,4 +1,4 @@
-"""The processes of the benchmark from outside: started, asked and ended. None outlives the crew."""
+"""The processes of the benchmark, from outside: start, ask, end. None outlives the crew."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ T = TypeVar("T")
 
 ANSWER_WITHIN: Final = 30.0
 MOVE_WITHIN: Final = 30.0
-"""Seconds in which something must have been done, or it is stuck."""
+"""Seconds without progress after which something is stuck."""
 LOOK_EVERY: Final = 0.05
 SETTLE: Final = 0.3
-"""Seconds from the last handler's beginning until everything is completed."""
+"""Seconds from the start of the last handler until everything is completed."""
 
 
 class Details(TypedDict, total=False):
@@ -53,15 +53,15 @@ class Hand:
         self._log = log
 
     async def go(self) -> None:
-        """Let it begin."""
+        """Let it start."""
         await self._ask("go", str)
 
     async def count(self) -> int:
-        """Return how many handlers have begun."""
+        """Return how many handlers have started."""
         return await self._ask("count", int)
 
     async def cpu(self) -> Report:
-        """Return its processor time, and when that was."""
+        """Return its CPU time, and when that was read."""
         return await self._ask("cpu", Report)
 
     async def report(self) -> Report:
@@ -69,7 +69,7 @@ class Hand:
         return await self._ask("report", Report)
 
     async def stop(self) -> None:
-        """Let it end in good order."""
+        """Let it end cleanly."""
         await self._ask("stop", str)
         try:
             async with asyncio.timeout(ANSWER_WITHIN):
@@ -80,7 +80,7 @@ class Hand:
             raise Trouble(f"a process ended with exit code {code}: {self._last_words()}")
 
     async def kill(self) -> None:
-        """End it by force, if it lives."""
+        """Kill it, if it is alive."""
         with suppress(ProcessLookupError):
             self._process.kill()
         await self._process.wait()
@@ -93,7 +93,7 @@ class Hand:
     async def _ask(self, order: str, kind: type[T]) -> T:
         orders, answers = self._process.stdin, self._process.stdout
         if orders is None or answers is None:
-            raise Trouble("a process cannot be spoken to")
+            raise Trouble("a process cannot be reached")
         line = b""
         with suppress(OSError):
             if not orders.is_closing():  # uvloop raises RuntimeError for a pipe that has closed
@@ -131,7 +131,7 @@ class Crew:
             stdout=asyncio.subprocess.PIPE,
             stderr=log,
             env=_environment(),
-            start_new_session=True,  # Ctrl-C goes to the benchmark alone
+            start_new_session=True,  # Ctrl-C reaches only the benchmark
             limit=2**24,  # a report is one line
         )
         hand = Hand(process, log)

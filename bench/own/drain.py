@@ -1,6 +1,6 @@
 """How many messages per second a worker handles, and the CPU time that takes.
 
-The queue is filled first; the rate is that between the first and the last handler's beginning.
+The queue is filled first; the rate is from the start of the first handler to that of the last.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ WAITING: Final = 500
 FEW: Final = 10
 
 FULL: Final = 0.8
-"""Share of the cores from which on they are called full."""
+"""The share of all cores from which on they count as full."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """What one drain took."""
+    """The cost of one drain."""
 
     rate: float
     """Messages per second."""
     worker: float
     server: float
-    """Milliseconds of processor time per 1,000 messages."""
+    """Milliseconds of CPU time per 1,000 messages."""
     busy: float
     """Microseconds per message in the server's commands."""
     full: float
@@ -73,7 +73,7 @@ async def drain(
             await hand.stop()
         left = [await mq.admin.stats(topic) for topic in names]
         if any(stats.total for stats in left):
-            raise Trouble("a drain has left messages behind")
+            raise Trouble("a drain left messages behind")
     began = min(report.first for report in reports if report.count)
     seconds = max(report.last for report in reports) - began
     return Drained(
@@ -176,6 +176,6 @@ async def _two(
         value=statistics.median(ratios),
         unit="×",
         goal=at_least(1.5),
-        excuse="no core is free any more" if used >= FULL * cores else "",
+        excuse="no core is free" if used >= FULL * cores else "",
         note=f"server and both workers use {used:.1f} of {cores} cores",
     )

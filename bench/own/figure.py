@@ -1,4 +1,4 @@
-"""A figure, the goal it is held against, and the verdict: values without I/O."""
+"""A figure, its goal, and the verdict: values without I/O."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Goal:
     limit: float
 
     def met_by(self, value: float) -> bool:
-        """Say whether a value is good enough."""
+        """Return whether a value is good enough."""
         return value <= self.limit if self.bound is Bound.MOST else value >= self.limit
 
 
@@ -40,14 +40,14 @@ class Figure:
     value: float
     unit: str
     goal: Goal | None = None
-    """None: nothing is asked of it, or nothing that can be judged here."""
+    """None: it has no goal, or none that can be judged here."""
     beside: str = ""
     """A goal that depends on another figure."""
     excuse: str = ""
-    """Why a goal that is missed says nothing here: the figure is not judged."""
+    """Why a missed goal means nothing here: the figure is not judged."""
     note: str = ""
     others: bool = False
-    """Whether the traffic of other clients would be in it."""
+    """Whether the traffic of other clients would be included."""
 
     @property
     def met(self) -> bool | None:
@@ -68,7 +68,7 @@ def at_least(limit: float) -> Goal:
 
 
 def share(values: Iterable[float], part: float) -> float:
-    """Return the value below which this part of all values is."""
+    """Return the value below which this share of all values lies."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * part))]
 
@@ -76,7 +76,7 @@ def share(values: Iterable[float], part: float) -> float:
 def growth(turns: Sequence[Mapping[int, float]]) -> float:
     """Return how much the highest level costs over the lowest one.
 
-    A ratio a turn, then the middle one: the machine's mood changes from turn to turn.
+    The median of one ratio per turn, because the machine's speed changes from turn to turn.
     """
     low, high = min(turns[0]), max(turns[0])
     return statistics.median(turn[high] / turn[low] for turn in turns)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 CHILDREN: Final = 100
 WITHIN: Final = 60.0
-"""The most milliseconds that they and their parent may take."""
+"""Milliseconds that they and their parent may take."""
 PATIENCE: Final = 30.0
 
 

@@ -40,7 +40,7 @@ class Nature:
     maxmemory: int
     """Bytes; 0: no limit."""
     nodes: int = 1
-    """Servers that hold keys; the other fields describe the first one."""
+    """Servers that hold keys; the other fields describe the first of them."""
 
 
 class Gauge:

@@ -1,7 +1,7 @@
-"""Does the server's work for a message grow with what is in flight, pending, or with the topics?
+"""Does the server's work per message grow with messages in flight or pending, or with topics?
 
-The server's own stopwatch (INFO commandstats) counts, so neither the client nor the network does.
-The levels take turns, each in its own queue, which stays as full as it is.
+The server's own stopwatch (INFO commandstats) counts, so client and network do not matter. The
+levels take turns, each in its own queue, which stays equally full.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mx_rmq.store.results import Claim
 
 LIMIT: Final = 1.5
-"""The most that a message may cost at the highest level, against the lowest."""
+"""The most that a message may cost at the highest level, relative to the lowest."""
 
 Turns = list[dict[int, float]]
 """Level -> server µs per message, turn by turn."""
@@ -103,7 +103,7 @@ def _figures(turns: Turns, part: str, what: str, note: str = "") -> list[Figure]
 
 
 def _pop_any(held: list[Claim]) -> Claim:
-    """Take a random one, at the same cost at every level: a shuffle would empty the caches."""
+    """Take a random one, at the same cost at every level: a shuffle would flush the caches."""
     position = random.randrange(len(held))
     held[position], held[-1] = held[-1], held[position]
     return held.pop()

@@ -1,4 +1,4 @@
-"""What a worker costs that has nothing to do."""
+"""What an idle worker costs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEVELS: Final = (1, 200)
 CALM: Final = 2.0
 """Seconds until a worker has settled down."""
 LONG_ENOUGH: Final = 10.0
-"""Seconds needed to tell few commands from none."""
+"""Seconds needed to distinguish few commands from none."""
 
 
 async def measure(place: Place, size: Size) -> list[Figure]:

@@ -2,7 +2,7 @@
 
 Server time is from the server's own stopwatch (INFO commandstats), in batches of 100. The levels
 and the plain topic take turns. Messages have random keys, so at 100,000 keys nearly every message
-of a batch has another one. A key that is idle again leaves nothing behind.
+of a batch has a different one. A key that is idle again leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from bench.own.size import Size
 
 OVER_PLAIN: Final = 2.0
-"""The most that a message with a key may cost, against one without."""
+"""The most that a message with a key may cost, relative to one without."""
 GROWTH: Final = 1.5
-"""The most that a message may cost with the most keys waiting, against the fewest."""
+"""The most that a message may cost with the most keys waiting, relative to the fewest."""
 IDLE_BYTES: Final = 1.0
-"""The most that an idle key may take: nothing, but for the noise of the allocator."""
+"""The most that an idle key may take: nothing, except noise of the allocator."""
 
 Level = tuple[int, bool]
 """How many messages wait, and whether each has a different key."""

@@ -1,6 +1,6 @@
 """How much small messages of one topic suffer when payloads of 1 MB go through another one.
 
-They may be late by what it takes to carry the large ones there and back, and by no more.
+They may be late by the time it takes to transfer the large ones there and back, but no more.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ async def measure(place: Place, size: Size) -> list[Figure]:
 
 
 async def _transfer(place: Place) -> float:
-    """Return the seconds in which a burst goes to the server and comes back, with nothing else."""
+    """Return the seconds that a burst takes to the server and back, without other traffic."""
     async with place.store() as store:
         draft = store.draft({"text": "x" * LARGE_BYTES})
         turns = []

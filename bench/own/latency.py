@@ -1,4 +1,4 @@
-"""How long from produce to the handler's beginning, and how late delayed messages are.
+"""The time from produce to the start of the handler, and how late delayed messages are.
 
 The payload carries the time at which it was due, and the handler notes how much later it is.
 """
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 EVERY: Final = 0.01
 """Seconds between two messages."""
 WARM: Final = 20
-"""Messages that come first and do not count."""
+"""Warm-up messages."""
 DELAY: Final = 1.0
 
 
 async def measure(place: Place, size: Size) -> list[Figure]:
-    """Measure how soon an idle worker begins."""
+    """Measure how soon an idle worker starts."""
     async with place.queue() as mq, Crew(mq) as crew:
         hand = await crew.hire([TOPIC], handler="late")
         await hand.go()
@@ -67,7 +67,7 @@ async def pace(
 def _figures(
     part: str, what: str, late: list[float], limits: tuple[float, float], note: str
 ) -> list[Figure]:
-    """Return the middle of all, and what one in a hundred is over."""
+    """Return the median, and the 99th percentile."""
     return [
         Figure(
             name=f"{part}.{name}",

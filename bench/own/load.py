@@ -20,7 +20,7 @@ TOPIC: Final = "order.created"
 PAYLOAD_BYTES: Final = 200
 
 WORKER: Final = "shop-7f9c6d5b8-x2x9q-31337-0190a7c2e4b87d3fa1c95e62d07b48aa"
-"""A worker's name as it should be: host, process and a random part. See docs/performance.md."""
+"""A realistic worker name: host, process and a random part. See docs/performance.md."""
 
 BATCH: Final = 100
 BULK: Final = 1_000
@@ -29,7 +29,7 @@ LEASE: Final = 600_000
 
 
 class Trouble(Exception):
-    """A measurement did not go as it should."""
+    """A measurement failed."""
 
 
 def payload(size: int = PAYLOAD_BYTES, /, **fields: Any) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def batched(numbers: Iterable[int], size: int) -> Iterator[list[int]]:
 
 
 class Cycle:
-    """One worker's life without a worker: the store's own calls, in batches."""
+    """A worker's calls without a worker: the store's own calls, in batches."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Cycle:
         return Message.new(self._payload, key=f"tenant-{number:07d}")
 
     async def dispatch(self, count: int = BATCH) -> list[Claim]:
-        """Lease messages; they must be there."""
+        """Lease messages; there must be enough."""
         if self._keys:
             taken = await self._store.dispatch_in_turn(
                 self._topic, WORKER, count=count, lease=LEASE, limits=self._limits

@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 RATE: Final = 150
 """Messages per second."""
 CALM: Final = 3.0
-"""Seconds until workers have done what they do at their start."""
+"""Seconds until workers have finished starting."""
 LIMIT: Final = 2.0
 """The goal: many topics cost at most this many times as much as few."""
 
 
 class Paced(NamedTuple):
-    """What one turn has shown."""
+    """The figures of one turn."""
 
     cpu: float
-    """Microseconds of the worker's processor time per message."""
+    """Microseconds of the worker's CPU time per message."""
     p50: float
     p99: float
-    """Seconds from the produce to the beginning of the handler."""
+    """Seconds from the produce to the start of the handler."""
 
 
 async def measure(place: Place, size: Size) -> list[Figure]:

@@ -1,10 +1,10 @@
-"""A process of the benchmark from inside: a worker, as a user's would be, or a producer.
+"""A process of the benchmark, from inside: a worker like a user's, or a producer.
 
-    stdin   a line of JSON: what to do (Duty); then orders, a word a line. Its end ends the process
+    stdin   a line of JSON: what to do (Duty); then orders, one word per line. EOF ends the process
     stdout  a line of JSON for each of them
 
-What a handler notes is the time of CLOCK_MONOTONIC, which all processes of a machine share. Orders
-are read by a thread that sleeps meanwhile, so nothing competes with what is measured.
+Handlers note CLOCK_MONOTONIC, which all processes of a machine share. A thread waits for the
+orders, so nothing competes with what is measured.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Duty(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     prefix: str
     topics: list[str]
-    """With a subscription as in orders@billing, its handler has it."""
+    """`orders@billing`: the handler has this subscription."""
     handler: str = "nothing"
     """nothing, thread, wait, insert, bulk, late, answer or tenant; or none: it produces bursts of
     large payloads."""
@@ -59,7 +59,7 @@ class Duty(msgspec.Struct, frozen=True, kw_only=True):
     every: float = 0.5
     """Seconds between two bursts."""
     history: int | None = None
-    """Entries of the history to keep; None: as many as by default."""
+    """Entries of the history to keep; None: the default."""
     metrics: int = 0
     """The port on which to serve metrics; 0: none."""
     traces: bool = False
@@ -73,13 +73,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Handler calls, or messages produced."""
     first: float = 0.0
     last: float = 0.0
-    """When the first and the last of them began."""
+    """When the first and the last of them started."""
     cpu: float = 0.0
-    """Seconds of processor time since it began to work."""
+    """Seconds of CPU time since it started to work."""
     seconds: float = 0.0
     """When that was read."""
     noted: list[float] = []
-    """What handlers noted: seconds late, or when they began."""
+    """What handlers noted: how late they were in seconds, or when they started."""
     late: list[float] = []
     tenants: list[int] = []
     """Of the handler `tenant`: how many seconds late each was, and whose message."""
@@ -98,7 +98,7 @@ class Member:
         self._go, self._stop = asyncio.Event(), asyncio.Event()
 
     async def live(self) -> None:
-        """Do the duty between the orders `go` and `stop`."""
+        """Work between the orders `go` and `stop`."""
         duty = self._duty
         around = [_traces()] if duty.traces else []
         mq = MessageQueue(duty.url, prefix=duty.prefix, history=duty.history, middleware=around)
@@ -191,7 +191,7 @@ class Member:
             await asyncio.sleep(max(0.0, due - time.monotonic()))
 
     def _obey(self) -> None:
-        """Carry out orders until there are no more, or the pipe is closed."""
+        """Follow orders until there are no more, or the pipe is closed."""
         try:
             _say("ready")
             for line in sys.stdin:

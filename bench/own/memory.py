@@ -1,4 +1,4 @@
-"""How many bytes of the server's memory a pending message takes, and what stays behind."""
+"""How many bytes of server memory a pending message takes, and how many stay after a drain."""
 
 from __future__ import annotations
 

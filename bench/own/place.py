@@ -1,4 +1,4 @@
-"""Where it is measured: a server, and our own prefix, which is cleaned up."""
+"""The place of a measurement: a server, and our own prefix, which is cleaned up."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PREFIX: Final = "mx-rmq-bench"
 
 
 class OwnServer(EmbeddedServer):
-    """An embedded server that keeps nothing on disk: neither fsync nor rewrite disturbs."""
+    """An embedded server that keeps nothing on disk, so no fsync or rewrite disturbs."""
 
     def _options(self, port: int | None) -> list[str]:
         return [*super()._options(port), "--appendonly", "no"]
@@ -34,7 +34,7 @@ class OwnServer(EmbeddedServer):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A server that is measured, and the prefix under which all of it happens."""
+    """A server to measure, and the prefix of everything that we write."""
 
     url: str
     prefix: str
@@ -46,7 +46,7 @@ class Place:
 
     @asynccontextmanager
     async def queue(self, **settings: Any) -> AsyncIterator[MessageQueue]:
-        """Open a queue in which nothing is; afterwards nothing is left of it."""
+        """Open an empty queue; afterwards nothing is left of it."""
         prefix = self._another_prefix()
         mq = MessageQueue(self.url, prefix=prefix, patience=self.patience, **settings)
         try:
@@ -57,7 +57,7 @@ class Place:
 
     @asynccontextmanager
     async def store(self) -> AsyncIterator[Store]:
-        """Open a store in which nothing is; afterwards nothing is left of it."""
+        """Open an empty store; afterwards nothing is left of it."""
         prefix = self._another_prefix()
         try:
             opening = Store.open(self.url, prefix=prefix, patience=self.patience)
@@ -67,7 +67,7 @@ class Place:
             await _tidy(self.url, prefix)
 
     async def memory(self) -> int:
-        """Return the bytes in use, when all that was deleted has been given back."""
+        """Return the bytes in use, once the memory of deleted keys is freed."""
         while True:
             reading = await self.gauge.read()
             if not reading.freeing:
@@ -94,7 +94,7 @@ def prefix_of_its_own(prefix: str) -> str:
 
 @asynccontextmanager
 async def place(url: str | None, *, prefix: str, patience: float) -> AsyncIterator[Place]:
-    """Go to a server, or start one; afterwards nothing is left under the prefix."""
+    """Connect to a server, or start one; afterwards nothing is left under the prefix."""
     async with AsyncExitStack() as stack:
         own = url is None
         if url is None:

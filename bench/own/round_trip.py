@@ -1,4 +1,4 @@
-"""How long from produce until the caller has the handler's result, and how many at once."""
+"""The time from produce until the caller has the handler's result, and the rate of many callers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mx_rmq.queue import MessageQueue
 
 ALONE: Final = 20
-"""The single caller makes a 20th of the round trips."""
+"""The single caller makes one in 20 of the round trips."""
 PATIENCE: Final = 30.0
 
 
@@ -64,6 +64,6 @@ async def _trips(mq: MessageQueue, count: int) -> list[float]:
         began = time.perf_counter()
         id = await mq.produce(TOPIC, payload(order=number))
         if await mq.result(TOPIC, id, timeout=PATIENCE) != number:
-            raise Trouble("a result is another message's")
+            raise Trouble("a result belongs to another message")
         took.append(time.perf_counter() - began)
     return took

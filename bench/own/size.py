@@ -1,4 +1,4 @@
-"""How much is measured: a smoke run, the usual, or all of it."""
+"""How much is measured: a smoke run, the usual, or everything."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 BYTES_A_MESSAGE: Final = 500
-"""What a pending message may take on the server, with room to spare."""
+"""Bytes that a pending message may take on the server, generously."""
 ROOM: Final = 50_000_000
 """Bytes for large payloads and for connections."""
 
@@ -16,17 +16,17 @@ class Size:
     """Numbers of messages, turns and seconds."""
 
     turns: int = 3
-    """How often rates are measured; the middle one counts."""
+    """How often rates are measured; the median counts."""
     produced: int = 60_000
     drained: int = 60_000
     paced: int = 500
-    """Messages that come one by one, for latencies."""
+    """Messages that are sent one by one, for latencies."""
     trips: int = 20_000
-    """Round trips of many callers; one alone makes a 20th of them."""
+    """Round trips of many callers; a single one makes one in 20 of them."""
     stored: int = 100_000
-    """Messages by which memory is measured."""
+    """Messages for measuring memory."""
     ratios: int = 7
-    """How often growth is measured; the middle ratio counts."""
+    """How often growth is measured; the median ratio counts."""
     rounds: int = 30
     """Batches a turn."""
     in_flight: tuple[int, ...] = (100, 1_000, 10_000)
@@ -37,13 +37,13 @@ class Size:
     """Keys that a topic has seen, most of them idle."""
     topics: tuple[int, ...] = (1, 20, 200)
     spread: int = 60_000
-    """Messages that are spread over the topics."""
+    """Messages, spread over the topics."""
     many: tuple[int, int] = (10, 1_000)
-    """Topics of a worker to which messages come one by one."""
+    """Topics of a worker that get messages one by one."""
     idle: float = 20.0
-    """Seconds that an idle worker is watched."""
+    """Seconds for which an idle worker is watched."""
     bursts: int = 8
-    """How often ten large payloads come."""
+    """How many bursts of ten large payloads are sent."""
     quiet: int = 100
     """Messages of a quiet tenant, one by one, behind those of a noisy one."""
     limited: float = 30.0
@@ -53,7 +53,7 @@ class Size:
 
     @property
     def bytes(self) -> int:
-        """The most memory it takes on the server."""
+        """The most memory that it takes on the server."""
         messages = max(
             sum(self.pending), 2 * sum(self.keys), self.stored, self.drained * 2, self.produced * 3
         )

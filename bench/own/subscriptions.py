@@ -1,7 +1,7 @@
-"""What subscriptions cost: how much later a handler begins, and how fast messages are copied.
+"""What subscriptions cost: how much later a handler starts, and how fast messages are copied.
 
 Both are compared with a topic that has a plain handler. The rate counts messages that every
-subscription has got: the fan-out must keep up.
+subscription got: the fan-out must keep up.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ async def measure(place: Place, size: Size) -> list[Figure]:
 
 
 async def _late(place: Place, size: Size, topic: str) -> list[float]:
-    """Return how many seconds after each produce the handler began."""
+    """Return how many seconds after each produce the handler started."""
     async with place.queue() as mq, Crew(mq) as crew:
         hand = await crew.hire([topic], handler="late")
         await hand.go()

@@ -1,7 +1,7 @@
-"""What tenants see: limits that hold, rates that are kept, and turns that are fair.
+"""What tenants get: limits that hold, rates that are kept, and fair turns.
 
-Every handler runs in a worker process of its own. The noisy tenant fills the queue before the
-worker starts.
+Every handler runs in its own worker process. The noisy tenant fills the queue before the worker
+starts.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ RATE: Final = 50
 NOISY: Final = 0
 QUIET: Final = 1
 BACKLOG: Final = 5_000
-"""Messages of the noisy tenant that wait when a quiet one's message comes, or more."""
+"""At least this many messages of the noisy tenant wait when a quiet one's message arrives."""
 HANDLED: Final = 2_000
-"""Messages per second that ten handlers of 5 ms can do."""
+"""Messages per second that ten handlers of 5 ms can handle."""
 EVERY: Final = 0.02
-"""Seconds between two messages of the quiet tenant, or more: one at a time."""
+"""At least this many seconds between two messages of the quiet tenant: one at a time."""
 TENANTS: Final = 11
 SKEW: Final = 1_000
 CHUNK: Final = 5_000
@@ -87,7 +87,7 @@ async def _rate(place: Place, size: Size) -> list[Figure]:
         after, report = await hand.cpu(), await hand.report()
         await hand.stop()
     first = report.first
-    # The bucket is full at the start; what it gives at once then is not the rate.
+    # The bucket is full at the start; its first burst is not the rate.
     times = [began for began in report.noted if 0.5 <= began - first < size.limited]
     mean = (len(times) - 1) / (times[-1] - times[0])
     note = f"{RATE}/s for {size.limited:g} s"
@@ -120,7 +120,7 @@ async def _rate(place: Place, size: Size) -> list[Figure]:
 
 
 async def quiet_waits(place: Place, messages: int, *, keys: bool) -> list[tuple[float, float]]:
-    """Return when each message of a quiet tenant began, and how long it waited, in seconds.
+    """Return when each message of a quiet tenant started, and how long it waited, in seconds.
 
     Without keys, all of them wait behind the noisy one's, so they are produced without waiting.
     """
@@ -167,7 +167,7 @@ async def _fairness(place: Place, size: Size) -> Figure:
 
 
 def while_all_wait(handled: Sequence[int], waiting: dict[int, int]) -> Counter[int]:
-    """Return how many messages of each tenant were handled until one has none left."""
+    """Return how many messages of each tenant were handled before one tenant had none left."""
     counts: Counter[int] = Counter(dict.fromkeys(waiting, 0))
     for tenant in handled:
         counts[tenant] += 1

@@ -1,4 +1,4 @@
-"""Run the agent, approve its patch, kill its worker at step 7, and see what is repeated."""
+"""Run the agent, approve its patch, kill its worker at step 7, and see which calls are repeated."""
 
 import asyncio
 import os

@@ -31,7 +31,7 @@ class Approval:
 
 @mq.handler("ticket", result_ttl=3600)
 async def fix(ticket: Ticket, delivery: Delivery) -> str:
-    """Fix a bug. After each wait, retry or crash this runs again; finished steps do not."""
+    """Fix a bug. This runs again after each wait, retry or crash; finished steps do not."""
     files = await delivery.step("1 find the files", ask_model, f"Which files? {ticket.text}")
     plan = await delivery.step("2 plan", ask_model, f"How to fix it in {files}?")
     patch = await delivery.step("3 write the patch", ask_model, f"Write it: {plan}")

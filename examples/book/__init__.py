@@ -1,1 +1,1 @@
-"""A book is rendered: its pages in parallel, then the book, then a mail."""
+"""Render the pages of a book in parallel, bind them, then send a mail."""

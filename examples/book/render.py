@@ -19,7 +19,7 @@ async def render(number: int) -> str:
 
 @mq.handler("book", result_ttl=3600)
 async def bind(title: str, delivery: Delivery) -> str:
-    """Runs when all pages have completed; their results are in the order of `after`."""
+    """Bind the pages. It runs when all have completed; `results` has the order of `after`."""
     pages = delivery.results
     delivery.produce("mail", f"{title!r} is ready")
     return f"{title}: {len(pages)} pages, from {pages[0]!r} to {pages[-1]!r}"

@@ -1,1 +1,1 @@
-"""A shop: billing, search and analytics each hear of every order, at their own pace."""
+"""A shop: billing, search and analytics each get every order, at their own pace."""

@@ -1,4 +1,4 @@
-"""Run the three services, kill one in the middle, and see that each gets every order."""
+"""Run the three services, kill one in the middle, and check that each gets every order."""
 
 import asyncio
 import os

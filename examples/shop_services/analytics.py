@@ -1,4 +1,4 @@
-"""Analytics. It is fast, and gives up early.
+"""Analytics. It is fast, and gives up after two attempts.
 
 mx-rmq worker shop_services.analytics:mq
 """

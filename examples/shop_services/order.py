@@ -1,4 +1,4 @@
-"""What the shop and its services agree on: the topic, its payload, and where the server is."""
+"""What the shop and its services share: the topic, its payload, and the server's URL."""
 
 import os
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ URL = os.environ.get("MX_RMQ_URL", "embedded://./mx-rmq-data")
 TOPIC = "order.created"
 
 RECORDS = Path(os.environ.get("SHOP_RECORDS", "."))
-"""Where each service writes down the orders that it has handled."""
+"""Where each service records the orders that it has handled."""
 
 
 @dataclass
@@ -23,6 +23,6 @@ def record(service: str, number: int) -> None:
 
 
 def recorded(service: str) -> list[int]:
-    """Return the numbers of the orders that a service has handled; some may come twice."""
+    """Return the numbers of the orders that a service has handled; some may appear twice."""
     path = RECORDS / f"{service}.log"
     return [int(line) for line in path.read_text().split()] if path.exists() else []

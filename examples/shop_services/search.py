@@ -1,4 +1,4 @@
-"""Search. Its index is slow.
+"""Search. Its index is slow, so at most five messages run at a time.
 
 mx-rmq worker shop_services.search:mq
 """

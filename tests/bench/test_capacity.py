@@ -97,7 +97,7 @@ def test_topics_by_name_are_put_where_a_cluster_puts_them() -> None:
         (("--url", "redis://127.0.0.1:1"), "--url goes with --measure"),
         (("--costs", "a", "--measure", "b"), "One of --costs and --measure."),
         (("--costs", "missing.json"), "missing.json cannot be read: No such file"),
-        (("--costs", __file__), "is no file of --measure"),
+        (("--costs", __file__), "is not a file from --measure"),
     ],
 )
 def test_what_cannot_be_estimated_is_refused(words: tuple[str, ...], expected: str) -> None:

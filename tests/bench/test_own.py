@@ -115,7 +115,7 @@ def test_it_runs_on_the_other_kinds_of_server_and_says_first_what_it_will_do(
     assert err.index("this writes") < err.index("1 of 3: drain")
     assert out.count("\n") == 10
     assert "drain, async handlers that do nothing" in out
-    assert "* what other clients sent meanwhile is in it" in out
+    assert "* includes the traffic of other clients" in out
     assert there(theirs) == FOREIGN
 
 

@@ -1,7 +1,7 @@
 """Workers with batch handlers are killed and frozen in the middle of their batches.
 
-The checker is the same as for single messages: each message of a batch must end as it was planned,
-and a worker that lost some of a batch may settle only the others.
+The checker is the same as for single messages: each message of a batch must end as planned, and a
+worker that lost some of a batch may settle only the others.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MIX: Final = Mix(failing=5, dead=1, quarantined=1, delayed=2, longest_delay=300,
 
 
 async def run(trial: Trial) -> None:
-    """Hit so many workers: kill one, freeze the next."""
+    """Hit this many workers: kill one, freeze the next."""
     server = Server(Kind.VALKEY_9_1, trial.directory / "server").start()
     try:
         async with Scene(trial, server, lease=LEASE, fences=True, batch=BATCH) as scene:

@@ -1,6 +1,6 @@
-"""Deliberate bugs, the three that lost most messages in the design we come from.
+"""Deliberate bugs: the three that lost most messages in the original design, and two more.
 
-A scene with one of them switched on must be found guilty: that is how the checker is tested.
+The checker must report a scene with one of them switched on: that is how the checker is tested.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ TWO_STEP_DISPATCH: Final = "dispatch in two steps"
 BUGS: Final = (NO_TOKEN_CHECK, TIME_OUT_REMOVES, TWO_STEP_DISPATCH)
 
 ONE_TOO_MANY: Final = "one more than the limit"
-"""Switched on in the trial of limits by key only."""
+"""Only for the trial of limits by key."""
 
 FORGETS_STEPS: Final = "steps are not noted"
-"""Switched on in the trial of steps only."""
+"""Only for the trial of steps."""
 
 STEP: Final = 0.2
 """Seconds between the two steps."""
@@ -66,7 +66,7 @@ _NO_LEASE: Final = tuple(
 
 
 def switch_on(bug: str) -> None:
-    """Let this process work with a bug from now on."""
+    """Switch a bug on in this process."""
     if bug == NO_TOKEN_CHECK:
         mutants = tuple(one for one in MUTANTS if one.fault.endswith("without a token check"))
     elif bug == TIME_OUT_REMOVES:

@@ -1,6 +1,6 @@
-"""`make faults`: every kind of fault at length, two at a time, then the report.
+"""`make faults`: every kind of fault at full length, two at a time, then the report.
 
-`.venv/bin/python -m tests.faults NAME --size N --seed N` runs one of them, as a failure tells.
+`.venv/bin/python -m tests.faults NAME --size N --seed N` runs one of them; a failure prints it.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ FAULTS: Final[dict[str, Fault]] = {
 
 SEED: Final = 1
 AT_ONCE: Final = 2
-"""Kinds that run side by side: the machines have two cores."""
+"""Kinds that run at the same time: the machines have two cores."""
 
 
 async def hold(fault: Fault, *, size: int, seed: int) -> Result:
-    """Hold a trial in a directory of its own, which is kept if something is violated."""
+    """Run a trial in its own directory, which is kept if there is a violation."""
     directory = Path(tempfile.mkdtemp(prefix="mxf-"))
     trial = Trial(fault.name, size, seed, directory)
     began, code = time.monotonic(), commit()
@@ -109,7 +109,7 @@ def main() -> int:
     fault = FAULTS[options.fault]
     size = options.size or fault.full
     path = RESULTS / f"{fault.name}.json"
-    if size >= fault.full:  # if it crashes, the report shall not tell of an older one
+    if size >= fault.full:  # if this crashes, the report must not show an older result
         path.unlink(missing_ok=True)
     result = asyncio.run(hold(fault, size=size, seed=options.seed))
     say(json.dumps(asdict(result), indent=2, ensure_ascii=False))
@@ -123,7 +123,7 @@ def main() -> int:
 
 
 def _all(seed: int) -> int:
-    """Run every kind in a process of its own, the longest first."""
+    """Run every kind in its own process, the longest first."""
 
     def run(name: str) -> int:
         began = time.monotonic()
@@ -144,8 +144,8 @@ def _all(seed: int) -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
-    parser.add_argument("fault", nargs="?", choices=list(FAULTS), help="one kind; all without it")
-    parser.add_argument("--size", type=_size, help="how many faults; the campaign's without it")
+    parser.add_argument("fault", nargs="?", choices=list(FAULTS), help="one kind; default: all")
+    parser.add_argument("--size", type=_size, help="how many faults; default: as in the campaign")
     parser.add_argument("--seed", type=int, default=int(os.environ.get("MX_RMQ_SEED", SEED)))
     return parser.parse_args()
 

@@ -1,13 +1,14 @@
-"""Cancellations: any await of a running worker, of a produce or of an operator is given up.
+"""Cancellations: a worker, a produce or an operator call is cancelled at any of its awaits.
 
 A life is a real queue and worker behind a slow network. Its tasks are watched: whenever one is
-suspended in an await, it may be cancelled there, at once or in the moment in which the answer has
-come, preferably where none was yet. Then a fresh worker must find everything within a lease.
+suspended in an await, it may be cancelled there, at once or just as the reply arrives, preferably
+at an await where none was cancelled before. Then a fresh worker must find everything within a
+lease.
 
-Some awaits come only when connections are opened or calls fail: to meet those, the lab hangs up or
-lets calls fail meanwhile. What `Worker.stop` does goes on in a task of its own, which its caller's
-cancellation does not reach: while it runs, its caller is cancelled, perhaps twice, or one of the
-tasks that it waits for.
+Some awaits happen only when connections are opened or calls fail. To reach those, the lab closes
+connections or makes calls fail. `Worker.stop` does its work in a separate task, which its caller's
+cancellation does not reach: while it runs, the lab cancels its caller, perhaps twice, or one of
+the tasks that it waits for.
 """
 
 from __future__ import annotations
@@ -39,21 +40,21 @@ if TYPE_CHECKING:
 
 TOPIC: Final = "work"
 FRAGILE: Final = "fragile"
-"""Its messages are dead when their worker was lost once."""
+"""Its messages die when they lose their worker once."""
 LEASE: Final = 1.0
 SLOW: Final = 0.003
-"""Seconds by which replies come late."""
+"""Seconds by which replies are late."""
 EACH: Final = 10
 """Cancellations in one life."""
 SIDE_BY_SIDE: Final = 4
 WITHIN: Final = 2.0
-"""Seconds in which a task must come to an await, else another one is chosen."""
+"""Seconds in which a task must reach an await; otherwise another one is chosen."""
 IMPATIENT: Final = 0.2
 """Seconds for which a call is repeated while calls fail."""
 DRAINED_WITHIN: Final = 30.0
 
 AGAIN: Final = ("dispatch", "lifecycle", "consumer", "keeper", "produce", "produce_many", "admin")
-"""Tasks of which the next one may be cancelled, too. The last three are an application's."""
+"""Tasks that may be cancelled. The last three belong to an application."""
 DUTIES: Final = (
     *(
         "monitor",
@@ -69,26 +70,26 @@ DUTIES: Final = (
 """Loops: one that is cancelled is restarted by the watchdog."""
 FIRST: Final = ("start", "open")
 LAST: Final = ("stop", "close", "lifecycle", "dispatch", "consumer", "keeper")
-"""The last four while the worker stops."""
+"""The last four run while the worker stops."""
 COLD: Final = 4
-"""Every so many lives begin without open connections: so opening them is cancelled, too."""
+"""One in this many lives begins without open connections, so opening them is cancelled, too."""
 MORE: Final = 40
-"""Lives that a campaign has beyond its size, at the most, for awaits that were never cancelled."""
+"""At most this many extra lives, for awaits that were never cancelled."""
 MISSED: Final = 0.1
-"""The share of the awaits seen that a campaign may leave without a cancellation."""
+"""The share of the awaits seen that a campaign may leave uncancelled."""
 MUST: Final = (
     *(f"monitor, {what}" for what in ("handle_timeout_message", "retry_message", "move_to_dlq")),
     "monitor, handle_parse_error",
     *(f"lifecycle, {what}" for what in ("complete_message", "retry_message", "release_message")),
     *(f"lifecycle, {what}" for what in ("move_to_dlq", "handle_parse_error")),
 )
-"""Who must have been cancelled while its call of what was under way."""
+"""Which task must have been cancelled during which call."""
 CAST: Final = frozenset((*AGAIN[:4], *DUTIES))
 CALLERS: Final = frozenset((*AGAIN[4:], *FIRST, *LAST[:2]))
 
 
 class Watched(Coroutine[Any, Any, Any]):
-    """A coroutine whose every suspension is told."""
+    """A coroutine that reports each of its suspensions."""
 
     def __init__(self, inner: Coroutine[Any, Any, Any], life: Life) -> None:
         self._inner = inner
@@ -117,7 +118,7 @@ LIFE: Final[ContextVar[Life | None]] = ContextVar("life", default=None)
 
 
 def watching(life: Life | None = None) -> Callable[..., asyncio.Task[Any]]:
-    """Return a task factory that watches the tasks of a life, else those of whoever makes them."""
+    """Return a task factory that watches the tasks of a life."""
 
     def make(
         loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any], context: Any = None
@@ -136,32 +137,32 @@ class Wanted:
 
     kind: str
     after: int
-    """Suspensions that pass first, unless one is new."""
+    """Suspensions to skip first, unless one is new."""
     answered: bool
-    """Cancel when the answer has come, and before it is taken."""
+    """Cancel when the reply has arrived, before it is read."""
     target: str = ""
-    """The await that is wanted: cancel only where none was yet. '': anywhere."""
+    """The await to cancel, one that never was. '': any."""
     twice: bool = False
-    """Cancel the same task once more where it is then."""
+    """Cancel the same task once more, wherever it is by then."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def needs_failures(self) -> bool:
-        """Whether the await is one in which a failed call waits for its next try."""
+        """Whether a failed call waits there for its next try."""
         return "_insist:" in self.target or "Loop._run:9" in self.target
 
     @property
     def needs_opening(self) -> bool:
-        """Whether the await is one in which a connection is opened."""
+        """Whether a connection is opened there."""
         return "Wire.open" in self.target
 
 
 class Await:
-    """An await in which a watched task was seen, and how often one was cancelled there."""
+    """An await at which a watched task was seen, and how often one was cancelled there."""
 
     def __init__(self) -> None:
         self.times = {False: 0, True: 0}
-        """At once, and when the answer had come."""
+        """At once, and when the reply had arrived."""
 
     @property
     def total(self) -> int:
@@ -169,7 +170,7 @@ class Await:
 
 
 Awaits = dict[str, Await]
-"""By who waits for what."""
+"""By the task and what it waits for."""
 
 
 @dataclass
@@ -177,21 +178,21 @@ class Message:
     """What is known of a message."""
 
     end: State | None = None
-    """Where it shall end; None: completed."""
+    """Where it must end; None: completed."""
     acknowledged: bool = False
     cancelled: bool | None = False
-    """By an operator. None: perhaps."""
+    """By an operator; None: maybe."""
     ids: set[str] = field(default_factory=set)
     fence: int = 0
     runs: int = 0
     failed: int = 0
-    """As told."""
+    """As planned."""
     ended: bool = False
     completed: int = 0
 
 
 class Life:
-    """A queue, a worker, and what is done with them."""
+    """A queue, a worker, and the calls made with them."""
 
     def __init__(
         self, trial: Trial, server: Server, awaits: Awaits, number: int, plan: list[Wanted]
@@ -207,7 +208,7 @@ class Life:
         self._messages: dict[str, Message] = {}
         self._labels: dict[str, str] = {}
         self._own: list[dict[str, str]] = []
-        """Messages that were produced under an own id, the label."""
+        """Messages produced with a custom id: the label."""
         self._numbers = iter(range(1_000_000))
         self._feeding = True
         self._impatient = any(wanted.needs_failures for wanted in plan)
@@ -216,7 +217,7 @@ class Life:
     # watching
 
     def suspended(self, task: asyncio.Task[Any], inner: Any, waits_for: Any) -> None:
-        """A task waits for something."""
+        """Handle a task that waits for something."""
         kind = task.get_name().removeprefix("mx-rmq ")
         if kind not in (CALLERS if kind == task.get_name() else CAST):
             return
@@ -240,7 +241,7 @@ class Life:
         self._loop.call_soon_threadsafe(wanted.done.set)
 
     async def _cancel(self, wanted: Wanted, act: Callable[[], Awaitable[Any]] | None) -> None:
-        """Let something be cancelled; without an act, something that happens anyway."""
+        """Cancel something; without an act, something that happens anyway."""
         self._wanted = wanted
         provoking = asyncio.create_task(self._provoke(wanted), name="provoke")
         struck = asyncio.create_task(wanted.done.wait(), name="struck")
@@ -258,7 +259,7 @@ class Life:
         if wanted.done.is_set():
             self._trial.count("cancellations")
         else:
-            self._trial.count("chosen without effect: the task did not come to such an await")
+            self._trial.count("chosen, but the task never reached such an await")
         if act is not None:
             await asyncio.wait([doing])
             if not doing.cancelled():
@@ -267,7 +268,7 @@ class Life:
         self._wanted = None
 
     async def _provoke(self, wanted: Wanted) -> None:
-        """Let the tasks come to awaits that are rare."""
+        """Make the tasks reach awaits that are rare."""
         slow = self._proxy.choose
         try:
             if wanted.needs_failures:
@@ -283,7 +284,7 @@ class Life:
     # living
 
     async def live(self) -> None:
-        """Live, be cancelled here and there, and leave everything to others."""
+        """Live, get cancelled here and there, and leave the rest to others."""
         token = LIFE.set(self)
         path = self._trial.directory / f"{self._prefix}.sock"
         try:
@@ -337,12 +338,12 @@ class Life:
             await mq.close()
 
     async def _despite_impatience(self, call: Callable[[], Awaitable[Any]]) -> None:
-        """Call; on a busy machine an impatient one may fail, and is made again."""
+        """Call, and again if that fails: on a busy machine an impatient queue may."""
         with suppress(*([MxRmqError] if self._impatient else [])):
             await call()
 
     def _watch_keeper(self, keeper: Any) -> None:
-        """Its tasks live in a loop of their own."""
+        """Watch the lease keeper, whose tasks have their own loop."""
         loop = keeper._thread.loop
         loop.call_soon_threadsafe(loop.set_task_factory, watching(self))
 
@@ -356,16 +357,16 @@ class Life:
             message = self._messages[label]
             message.ids.add(delivery.id)
             if delivery.fence <= message.fence:
-                self.violated(f"the fence of {label} went back")
+                self.violated(f"the fence of {label} went backwards")
             if message.completed:
                 self.violated(f"{label} ran after its completion")
             message.fence = delivery.fence
             message.runs += 1
             if act == "once" and message.runs == 1:
                 message.failed += 1
-                raise ValueError("as told")
+                raise ValueError("as planned")
             if act == "reject":
-                raise Reject("as told")
+                raise Reject("as planned")
             await asyncio.sleep({"long": 0.6, "short": 0.01}.get(act, 0))
             message.ended = True
 
@@ -379,7 +380,7 @@ class Life:
         mq.events.subscribe(on_completed, events.Completed)
         return mq
 
-    # what is done meanwhile
+    # what happens meanwhile
 
     def _new(self, act: str, *, own: bool = False, end: State | None = None) -> dict[str, str]:
         label = f"m{next(self._numbers)}"
@@ -390,7 +391,7 @@ class Life:
         return payload
 
     async def _seed(self, clean: MessageQueue) -> None:
-        """Leave messages that another worker has lost, and some that wait."""
+        """Leave messages that another worker lost, and some that wait."""
         payloads = [self._new("ok") for _ in range(6)]
         await self._acknowledge(clean, payloads)
         gone = await clean.store.dispatch_message(TOPIC, "gone", count=3, lease=1)
@@ -399,19 +400,19 @@ class Life:
         await self._acknowledge(clean, lost, topic=FRAGILE)
         gone = await clean.store.dispatch_message(FRAGILE, "gone", count=3, lease=1)
         assert len(gone.messages) == 3
-        async with Redis.from_url(self._server.url) as raw:  # so that nobody can read it
+        async with Redis.from_url(self._server.url) as raw:  # so that no one can read it
             record = clean.store.keys.of(FRAGILE).payload
             await raw.hset(record, lost[1]["label"], "no record")
         await self._acknowledge(clean, [self._new("short") for _ in range(4)], delay=0.1)
 
     async def _feed(self, clean: MessageQueue) -> None:
-        """Let there be always something to do."""
+        """Keep the workers busy."""
         acts = ("ok", "short", "once", "ok", "long")
         while self._feeding:
             await self._acknowledge(clean, [self._new(act) for act in acts])
             await self._acknowledge(clean, [self._new("reject", end=State.DEAD)])
             misfit: dict[str, Any] = self._new("", end=State.QUARANTINED)
-            misfit["act"] = 0  # which the handler's type refuses
+            misfit["act"] = 0  # the handler's type refuses it
             await self._acknowledge(clean, [misfit])
             await asyncio.sleep(0.05)
 
@@ -425,13 +426,13 @@ class Life:
         delay: float | None = None,
     ) -> None:
         if self._messages[payloads[0]["label"]].end is not None:
-            ids = [payload["label"] for payload in payloads]  # by which it is found at the end
+            ids = [payload["label"] for payload in payloads]  # used to find it at the end
         await mq.produce_many(topic, payloads, ids=ids, delay=delay)
         for payload in payloads:
             self._messages[payload["label"]].acknowledged = True
 
     async def _produce(self, mq: MessageQueue) -> None:
-        """Produce; what was cancelled comes again under the same id, if it has one."""
+        """Produce; repeat what was cancelled with the same id, if it has one."""
         generated, own = self._new("ok"), self._new("ok", own=True)
         try:
             await mq.produce(TOPIC, generated)
@@ -479,14 +480,14 @@ class Life:
         await mq.admin.list(TOPIC, "processing")
 
     async def _check_connections(self, mq: MessageQueue) -> None:
-        """Every connection must give each caller his own answer."""
+        """Check that every connection gives each caller its own reply."""
 
         async def ask() -> None:
             word = secrets.token_bytes(8)
             for node in mq.store.caller.servers.nodes():
                 if await node.send(("ECHO", word), 30.0) != word:
-                    self.violated("a caller got another's answer")
-                    self._trial.count("answers to the wrong caller")
+                    self.violated("a caller got another's reply")
+                    self._trial.count("replies to the wrong caller")
 
         await asyncio.gather(*(ask() for _ in range(8)))
 
@@ -504,9 +505,9 @@ class Life:
             for topic in (TOPIC, FRAGILE):
                 stats = await mq.admin.stats(topic)
                 left += stats.pending + stats.delayed + stats.processing
-            slowest = self._trial.figures.get("longest until all was done, s", 0.0)
+            slowest = self._trial.figures.get("longest until everything was done, s", 0.0)
             assert not isinstance(slowest, str)
-            self._trial.figures["longest until all was done, s"] = max(slowest, took)
+            self._trial.figures["longest until everything was done, s"] = max(slowest, took)
             if left:
                 self._trial.count("stranded after a lease", left)
                 self.violated(f"not everything was found: {left} messages")
@@ -517,12 +518,12 @@ class Life:
                 for state in (State.DEAD, State.QUARANTINED):
                     page = await mq.admin.list(topic, state, limit=1_000)
                     if page.cursor is not None:
-                        self.violated("more is archived than this lab can see")
+                        self.violated("more is archived than this lab can read")
                     archived.update((one.id, state) for one in page.messages)
         for label, message in self._messages.items():
             self._judge_one(label, message, archived.pop(label, None))
         for id, state in archived.items():
-            self.violated(f"{id} is {state}, and nobody has planned it")
+            self.violated(f"{id} is {state}, which was not planned")
 
     def _judge_one(self, label: str, message: Message, archived: State | None) -> None:
         self._trial.count("messages")
@@ -532,7 +533,7 @@ class Life:
             self.violated(f"{label} is {archived}: {message}")
         self._trial.count("extra runs", max(0, message.runs - 1 - message.failed))
         if not message.acknowledged:
-            self._trial.count("produces without an answer")
+            self._trial.count("produces without a reply")
         if message.cancelled is True and message.runs:
             self.violated(f"{label} ran although it was cancelled")
         ended = message.ended if message.end is None else archived is not None
@@ -544,13 +545,13 @@ class Life:
             self.violated(f"{label} was made twice: {message}")
 
     def violated(self, what: str) -> None:
-        """Note something that must never be."""
+        """Note a violation."""
         kinds = ", ".join(f"{one.kind}/{one.after}/{one.answered}" for one in self._plan)
         self._trial.violated(f"{self._name} ({kinds}): {what}")
 
 
 def _place(inner: Any) -> str:
-    """Name the await in which a coroutine waits: our innermost function, and the script."""
+    """Name the await at which a coroutine waits: our innermost function, and the script."""
     names = []
     script = ""
     while inner is not None:
@@ -565,10 +566,10 @@ def _place(inner: Any) -> str:
 
 
 async def run(trial: Trial) -> None:
-    """Let as many lives be cancelled as the size wants."""
+    """Run lives until there were as many cancellations as the size says."""
     for name in ("lost", "stranded after a lease", "duplicates created"):
         trial.count(name, 0)
-    trial.count("answers to the wrong caller", 0)
+    trial.count("replies to the wrong caller", 0)
     awaits: Awaits = {}
     loop = asyncio.get_running_loop()
     before = loop.get_task_factory()
@@ -581,7 +582,7 @@ async def run(trial: Trial) -> None:
             life = Life(trial, server, awaits, number, plan)
             try:
                 await life.live()
-            except Exception as error:  # noqa: BLE001 - whatever it is, it must not be
+            except Exception as error:  # noqa: BLE001 - any error is a violation
                 life.violated(f"{type(error).__name__}: {error}")
         trial.say(f"{trial.figures.get('cancellations', 0)} of {trial.size} cancellations")
 
@@ -611,13 +612,13 @@ async def run(trial: Trial) -> None:
 
 
 def _tell(trial: Trial, awaits: Awaits) -> None:
-    """Tell where tasks were cancelled, and where they were seen and never were."""
+    """Report where tasks were cancelled, and where they were seen but never cancelled."""
     places = sorted(awaits.items())
     missed = [place for place, one in places if not one.total]
     trial.figures["awaits seen"] = len(places)
     trial.figures["awaits cancelled"] = len(places) - len(missed)
     trial.tables["cancellations by place"] = [
-        ["where", "at once", "as the answer came"],
+        ["where", "at once", "as the reply arrived"],
         *([place, str(one.times[False]), str(one.times[True])] for place, one in places),
     ]
     if trial.size < FAULT.full:
@@ -641,7 +642,7 @@ async def _awaited(act: Callable[[], Awaitable[Any]]) -> None:
 
 
 def _plan(trial: Trial, awaits: Awaits, *, aims: bool) -> list[Wanted]:
-    """Plan the cancellations of one life. `aims`: only where none was yet."""
+    """Plan the cancellations of one life. `aims`: awaits where none was cancelled yet."""
     plan = [_wanted(trial, awaits, kinds, aims=aims) for kinds in (FIRST, DUTIES, LAST)]
     again: tuple[str, ...] = AGAIN
     if any(wanted.needs_failures for wanted in plan) or trial.random.random() < 0.1:
@@ -654,7 +655,7 @@ def _plan(trial: Trial, awaits: Awaits, *, aims: bool) -> list[Wanted]:
 
 
 def _wanted(trial: Trial, awaits: Awaits, kinds: tuple[str, ...], *, aims: bool) -> Wanted:
-    """Choose a cancellation, now and then at an await where none was yet."""
+    """Choose a cancellation, now and then at an await where none was cancelled yet."""
     left = [
         place
         for place, one in sorted(awaits.items())
@@ -674,7 +675,7 @@ def _wanted(trial: Trial, awaits: Awaits, kinds: tuple[str, ...], *, aims: bool)
 
 FAULT: Final = Fault(
     name="cancels",
-    title="tasks of a worker, produces and operators are cancelled in their awaits",
+    title="worker tasks, produce calls and operator calls are cancelled at their awaits",
     run=run,
     unit="cancellations",
     short=100,

@@ -1,14 +1,14 @@
-"""The checker: holds the history of a scene against what the server has at its end.
+"""The checker: compares the history of a scene with what the server has at the end.
 
-Deliveries are ordered by their tokens, which the server gives out: whatever the clocks of the
-processes say, the delivery with the higher token came later. A call without an answer may or may
-not have been carried out; a call with one has been, or was refused.
+Deliveries are ordered by their tokens, which the server assigns: whatever the clocks of the
+processes say, the delivery with the higher token came later. A call without a reply may or may not
+have been executed; a call with a reply was executed or refused.
 
-    ledger    produced = completed + dead + quarantined, each message as it was planned; nothing is
-              there that nobody produced, or whose produce was refused
-    fencing   one token is run and settled once, never after somebody else had the message
-    causes    a lost lease and a second run have one: told to fail, killed, frozen, trouble
-    order     first in first out within a priority; nothing before its due time; attempts by one
+    ledger    produced = completed + dead + quarantined, each message as planned; no message
+              exists that was not produced, or whose produce was refused
+    fencing   one token is run and settled once, never after another holder had the message
+    causes    a lost lease and a second run have one: a planned failure, kill, freeze or outage
+    order     first in, first out within a priority; nothing before its due time; attempts grow by 1
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 MOST: Final = 40
-"""Violations that are told one by one."""
+"""How many violations are reported one by one."""
 
 EARLY: Final = 0.01
-"""Seconds by which a clock may seem ahead of another one."""
+"""Seconds by which one clock may seem ahead of another."""
 
 EVERYSEC: Final = 2.0
-"""Seconds that a server with `appendfsync everysec` may forget when it is killed: while an fsync is
-under way, it does not even write what it has answered."""
-FORGOTTEN: Final = "done, answered, and forgotten by the server when it was killed"
-FORGOTTEN_PRODUCES: Final = "acknowledged, and forgotten by the server when it was killed"
+"""Seconds of work that a server with `appendfsync everysec` may forget when it is killed: during an
+fsync it does not even write what it has already acknowledged."""
+FORGOTTEN: Final = "done, acknowledged, and forgotten by the killed server"
+FORGOTTEN_PRODUCES: Final = "acknowledged, and forgotten by the killed server"
 
 FINAL: Final = ("complete_message", "move_to_dlq", "handle_parse_error")
 MOVING: Final = ("retry_message", "release_message")
@@ -46,7 +46,7 @@ LOST: Final = "0"
 
 @dataclass(frozen=True)
 class Ends:
-    """The ids that the server has at the end, by their state."""
+    """The ids that the server has at the end, by state."""
 
     pending: set[str] = field(default_factory=set)
     delayed: set[str] = field(default_factory=set)
@@ -59,7 +59,7 @@ class Ends:
     """The labels that are in their records."""
 
     def ids(self) -> set[str]:
-        """Return those of messages that are not done."""
+        """Return the ids of messages that have not ended."""
         live = self.pending | self.delayed | self.waiting | self.processing
         return live | self.dead | self.quarantined
 
@@ -74,19 +74,19 @@ class Checked:
 
     counts: Counter[str] = field(default_factory=Counter)
     causes: Counter[str] = field(default_factory=Counter)
-    """Runs beside the first one of a message, by what has caused them."""
+    """Extra runs of messages, by cause."""
     found: Counter[str] = field(default_factory=Counter)
-    """What must never be, by its kind."""
+    """Violations by kind."""
     violations: list[str] = field(default_factory=list)
     lost: set[str] = field(default_factory=set)
-    """Ids of messages that were stored and are nowhere."""
+    """Ids of messages that were stored and are gone."""
     completed: dict[str, int] = field(default_factory=dict)
     """Ids of completed messages, and the token of the delivery that completed it."""
     take_overs: list[float] = field(default_factory=list)
     """Seconds from a kill until the message was taken over."""
     recoveries: list[tuple[float, float]] = field(default_factory=list)
-    """When a worker was killed, and the seconds until a message of his ran again. Only first
-    crashes: after a second one a message waits longer on purpose."""
+    """When a worker was killed, and the seconds until its messages ran again. Only first
+    crashes: after more, a message waits longer on purpose."""
 
     def violated(self, kind: str, details: str) -> None:
         self.found[kind] += 1
@@ -102,7 +102,7 @@ class Settle:
     at: float
     answer: str | None = None
     until: float = float("inf")
-    """When it was answered."""
+    """When the reply came."""
 
     @property
     def is_done(self) -> bool:
@@ -115,11 +115,11 @@ class Settle:
 
 @dataclass(slots=True)
 class Delivery:
-    """A message in somebody's hands: a worker's, or a monitor's that took it over."""
+    """A message held by a worker, or by a monitor that took it over."""
 
     who: str
     since: float
-    """When it was asked for: its lease began between this and the next."""
+    """When it was requested: its lease began between this time and the next field."""
     at: float
     lost_by: str = ""
     """Who had it before; '' unless it was taken over."""
@@ -132,14 +132,14 @@ class Delivery:
 
 @dataclass(slots=True)
 class Life:
-    """What befell one message."""
+    """What happened to one message."""
 
     label: str = ""
     deliveries: dict[int, Delivery] = field(default_factory=dict)
 
 
 class Spells:
-    """From when until when somebody was in a state, for many of them."""
+    """The spans of time for which each of many was in a state."""
 
     def __init__(self) -> None:
         self._begun: dict[str, float] = {}
@@ -152,7 +152,7 @@ class Spells:
         self._spells[who].append((self._begun.pop(who), at))
 
     def is_on(self, who: str) -> bool:
-        """Say whether one has begun and not ended."""
+        """Return whether one has begun and not ended."""
         return who in self._begun
 
     def close(self) -> None:
@@ -160,13 +160,13 @@ class Spells:
             self.end(who, float("inf"))
 
     def begun(self) -> Iterator[tuple[str, float]]:
-        """Return who came into the state, and when."""
+        """Return who entered the state, and when."""
         for who, spells in self._spells.items():
             for begin, _ in spells:
                 yield who, begin
 
     def touch(self, who: str, since: float, until: float) -> bool:
-        """Say whether one overlaps with a span of time."""
+        """Return whether one overlaps a span of time."""
         return any(begin <= until and since <= end for begin, end in self._spells[who])
 
 
@@ -182,13 +182,13 @@ class Reading:
         self.ids: dict[str, str] = {}
         """The id of an acknowledged label."""
         self.answered: dict[str, float] = {}
-        """When a label's produce was last answered, or given up."""
+        """When a label's produce last got a reply, or was given up."""
         self.refused: set[str] = set()
-        """Labels that are not stored: an error has said so."""
+        """Labels that are not stored: an error says so."""
         self.unknown: set[str] = set()
-        """Labels that may be stored: an error has left it open."""
+        """Labels that may be stored: an error left it open."""
         self.produces: list[tuple[float, float]] = []
-        """From when until when a produce was under way."""
+        """When produces were in progress."""
         self.ran: defaultdict[str, set[str]] = defaultdict(set)
         """The ids under which a label was run."""
         self.killed: dict[str, float] = {}
@@ -196,7 +196,7 @@ class Reading:
         self.starved = Spells()
         self.trouble = Spells()
         self.forgot: list[tuple[float, float]] = []
-        """From when until when the server may have forgotten what it did."""
+        """The times for which the server may have forgotten what it did."""
         self._calls: dict[tuple[str, int], list[Settle]] = {}
         self._produces: dict[tuple[str, int], float] = {}
         for note in notes:
@@ -244,23 +244,23 @@ class Reading:
                 pass
 
     def _gave_up(self, note: Note) -> None:
-        """Who cannot begin may give up, but only while the server is away."""
+        """Check that a worker gave up at its start only while the server was away."""
         self.checked.counts["starts given up while the server failed"] += 1
         if not self.trouble.is_on(""):
             self.checked.violated("a worker gave up", f"{note.who}: {', '.join(note.words)}")
 
     def was_killed(self, one: Delivery, later: Delivery) -> bool:
-        """Say whether a holder was dead when somebody else got the message."""
+        """Return whether a holder was dead when the next one got the message."""
         return self.killed.get(one.who, float("inf")) <= later.at
 
     def was_forgotten(self, since: float, until: float) -> bool:
-        """Say whether the server may have forgotten what it did then, because it was killed."""
+        """Return whether the server may have forgotten what it did then, because it was killed."""
         found = any(begin <= until and since <= end for begin, end in self.forgot)
         self.checked.counts[FORGOTTEN] += found
         return found
 
     def why_lost(self, one: Delivery, later: Delivery) -> str:
-        """Return why a holder could lose its lease to the next one; '': for no reason."""
+        """Return why a holder could lose its lease to the next one; '': no reason."""
         if self.was_killed(one, later):
             return "its worker was killed"
         if self.frozen.touch(one.who, one.since, later.at):
@@ -268,7 +268,7 @@ class Reading:
         if self.trouble.touch("", one.since, later.at):
             return "the server or the network failed"
         if one.at - one.since >= self._lease:
-            return "the machine was so busy that its lease was over before it knew of it"
+            return "the machine was so busy that the lease ended before its worker knew of it"
         if self.starved.touch(one.who, one.since, later.at):
             return "the machine was so busy that its process did not run"
         return ""
@@ -334,7 +334,7 @@ class Reading:
 
 
 def check(notes: Iterable[Note], ends: Ends, *, lease: float = float("inf")) -> Checked:
-    """Check a history of workers with such a lease."""
+    """Check a history of workers with this lease."""
     checked = Checked()
     reading = Reading(notes, checked, lease)
     for id, life in reading.lives.items():
@@ -365,7 +365,7 @@ def _check_fencing(id: str, deliveries: list[Delivery], reading: Reading) -> Non
             refused = any(settle.answer == LOST for settle in one.settles)
             may_be_done = any(settle.may_be_done for settle in one.settles)
             if refused and not may_be_done and not reading.was_forgotten(one.since, one.at):
-                checked.violated("refused, though nobody else had it", f"{id} of {one.who}")
+                checked.violated("refused, though no one else had it", f"{id} of {one.who}")
             continue
         for settle in done:
             if settle.at > later.at:
@@ -399,7 +399,7 @@ def _check_fencing(id: str, deliveries: list[Delivery], reading: Reading) -> Non
 
 
 def _check_runs(id: str, deliveries: list[Delivery], reading: Reading) -> None:
-    """Every run beside the first has a cause on record, and every attempt was a delivery."""
+    """Check that every extra run has a recorded cause, and every attempt was a delivery."""
     checked = reading.checked
     runs = [one for one in deliveries if one.started is not None]
     for one, later in _with_next(runs):
@@ -416,7 +416,7 @@ def _check_runs(id: str, deliveries: list[Delivery], reading: Reading) -> None:
     if deliveries and deliveries[0].lost_by:
         taken += 1
     for one, later in pairwise(deliveries):
-        # A delivery of which its worker died before it could note it, is told by who took it over.
+        # If a worker died before it could note a delivery, the one that took it over reports it.
         over = any(settle.may_be_done for settle in one.settles)
         taken += bool(later.lost_by) and (over or later.lost_by != one.who)
     if runs and runs[-1].attempt > taken:
@@ -427,7 +427,7 @@ def _check_runs(id: str, deliveries: list[Delivery], reading: Reading) -> None:
 
 def _cause(one: Delivery, later: Delivery, reading: Reading) -> str:
     if one.failed:
-        return "its handler failed, as told"
+        return "its handler failed, as planned"
     if any(settle.script == "release_message" for settle in one.settles):
         return "handed back at a stop"
     return reading.why_lost(one, later)
@@ -440,8 +440,8 @@ def _count(deliveries: list[Delivery], checked: Checked) -> None:
         counts["taken over"] += bool(one.lost_by)
         for settle in one.settles:
             counts["stale settles refused"] += settle.answer == LOST
-            counts["settles without an answer"] += settle.answer is None
-            counts["settles sent again that had been done"] += settle.answer == REPEATED
+            counts["settles without a reply"] += settle.answer is None
+            counts["settles resent after they had succeeded"] += settle.answer == REPEATED
 
 
 def _check_ledger(reading: Reading, ends: Ends) -> None:
@@ -474,7 +474,7 @@ def _check_ledger(reading: Reading, ends: Ends) -> None:
 
 
 def _check_end(id: str, label: str, reading: Reading, ends: Ends) -> None:
-    """A message that was stored has ended as it was planned."""
+    """Check that a stored message has ended as planned."""
     checked, counts = reading.checked, reading.checked.counts
     asked = reading.asked[label]
     end, planned = _end(id, reading, ends), Errand.of(label).end
@@ -492,7 +492,7 @@ def _check_end(id: str, label: str, reading: Reading, ends: Ends) -> None:
 
 
 def _end(id: str, reading: Reading, ends: Ends) -> str | None:
-    """Return how a message ended: completed, or the state in which the server has it."""
+    """Return how a message ended: completed, or its state on the server."""
     places = ends.of(id)
     completes = [
         (token, settle)
@@ -508,7 +508,7 @@ def _end(id: str, reading: Reading, ends: Ends) -> str | None:
         reading.checked.violated("in two states", f"{id}: {where}")
     if places:
         return places[0]
-    # Nobody else got it after a complete that was carried out: so only the last one may have been.
+    # No one got it after an executed complete: so only the last one can be that.
     last = reading.lives[id].deliveries[max(reading.lives[id].deliveries)] if completes else None
     open_ones = last.settles if last is not None else ()
     may_be_done = any(one.script == FINAL[0] and one.answer is None for one in open_ones)
@@ -529,7 +529,7 @@ def _check_due(reading: Reading) -> None:
 
 
 def _check_order(reading: Reading) -> None:
-    """First in, first out: among those that were delivered once and never delayed."""
+    """Check first in, first out, for messages delivered once and never delayed."""
     queues: defaultdict[tuple[str, str, str], list[tuple[int, int]]] = defaultdict(list)
     for label, id in reading.ids.items():
         deliveries = reading.lives[id].deliveries
@@ -548,7 +548,7 @@ def _check_order(reading: Reading) -> None:
 
 
 def check_fences(attempts: Iterable[tuple[str, int, bool]], checked: Checked) -> None:
-    """Check what a resource has let through, in its order: what is there is the completer's."""
+    """Check what a resource let through, in order: the last write is the completer's."""
     last: dict[str, int] = {}
     for id, fence, accepted in attempts:
         if accepted:
@@ -556,7 +556,7 @@ def check_fences(attempts: Iterable[tuple[str, int, bool]], checked: Checked) ->
         else:
             checked.counts["late side effects refused by the fence"] += 1
     for id, token in checked.completed.items():
-        checked.counts["side effects that are the completer's"] += last.get(id) == token
+        checked.counts["side effects of the completing delivery"] += last.get(id) == token
         if last.get(id) != token:
             checked.violated(
                 "another's side effect", f"{id}: fence {last.get(id)}, completed by {token}"
@@ -564,7 +564,7 @@ def check_fences(attempts: Iterable[tuple[str, int, bool]], checked: Checked) ->
 
 
 def _count_hits(reading: Reading) -> None:
-    """Count what the lab has hit: who had something in hand, and what was under way."""
+    """Count what the lab hit: who held messages, and which calls were in progress."""
     spans: defaultdict[str, list[tuple[float, float, float]]] = defaultdict(list)
     settles: list[tuple[float, float]] = []
     for life in reading.lives.values():
@@ -600,7 +600,7 @@ def _is_within(at: float, spans: Iterable[tuple[float, float]]) -> bool:
 
 
 def _measure(reading: Reading) -> None:
-    """Measure how long the messages of killed workers waited for somebody else."""
+    """Measure how long the messages of killed workers waited for another worker."""
     checked = reading.checked
     for life in reading.lives.values():
         tokens = sorted(life.deliveries)
@@ -622,7 +622,7 @@ def _measure(reading: Reading) -> None:
 
 
 def percentile(values: list[float], share: float) -> float:
-    """Return the value below which a share of them lies; 0 if there are none."""
+    """Return the value below which a share of the values lies; 0 if there are none."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 

@@ -1,7 +1,7 @@
-"""The server's clock is set forward and back, and those of the workers are hours off.
+"""The server's clock is set forward and back, and the workers' clocks are hours off.
 
-A jump must cost nobody a message or an attempt: who holds something keeps it, and what a worker
-left behind is found. What waits for a time waits for the server's: set forward, it is due sooner,
+A jump must not cost a message or an attempt: a holder keeps its messages, and what a dead worker
+left behind is found. Due times follow the server's clock: set forward, messages are due sooner;
 set back, later.
 """
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 HOUR: Final = 3600.0
 JUMPS: Final = ((300.0, -300.0), (-300.0, 300.0), (HOUR, -HOUR), (-HOUR, HOUR))
-"""There and back again."""
+"""Forward and back again."""
 SKEWS: Final = (-5 * HOUR, 0.0, 5 * HOUR)
 """Seconds by which a worker's own clock is off."""
 STORED: Final = "stored"  # the name of the schedule
@@ -44,18 +44,18 @@ HOLD_BACK: Final = LEASE / 3 + 0.5
 """Seconds for which monitors hold back after a jump."""
 HELD: Final = 8
 HELD_FOR: Final = 2 * LEASE + 0.5
-"""Seconds that handlers run across a jump: no lease lasts so long unless it is extended."""
+"""Seconds that handlers run across a jump: longer than a lease that is not extended."""
 WAITING: Final = 5
 DEDUP: Final = 120.0
 SLACK: Final = 20.0
-"""Seconds that a busy machine may add. The jumps that may not stall anything are far longer."""
+"""Seconds that a busy machine may add. Jumps are far longer, and must not stall anything."""
 PROMPT: Final = 5.0
-"""Seconds within which something is handled that is pending, or due by the server's clock."""
+"""Seconds within which pending messages, or due ones by the server's clock, are handled."""
 
 
 @dataclass(frozen=True)
 class Sent:
-    """A message, and what may become of it."""
+    """A message, and how it may end."""
 
     at: float
     due: float
@@ -90,7 +90,7 @@ async def run(trial: Trial) -> None:
     trial.figures["workers killed at a jump"] = 0
     for figure in ("longest recovery, s", "longest wait of new work, s"):
         trial.figures[figure] = 0.0
-    for figure in ("longest wait of what is due, s", "longest silence of a cron, s"):
+    for figure in ("longest wait of a due message, s", "longest silence of a cron, s"):
         trial.figures[figure] = 0.0
     first = trial.random.randrange(len(JUMPS) * len(USUAL))
     plans: defaultdict[Kind, list[tuple[float, float]]] = defaultdict(list)
@@ -109,7 +109,7 @@ async def run(trial: Trial) -> None:
 
 
 class Place:
-    """A server with a clock of its own, and two workers."""
+    """A server with its own clock, and two workers."""
 
     def __init__(self, trial: Trial, kind: Kind, directory: Path) -> None:
         self.trial = trial
@@ -119,7 +119,7 @@ class Place:
         self._clock = SetClock(directory)
         self._server = Server(kind, directory / "d", environment=self._clock.environment)
         self._offsets = [(0.0, 0.0)]
-        """Since when the server's clock is off by how much."""
+        """When the server's clock was set, and by how much it has been off since."""
         self._history = History(directory / "history")
         self._members: list[Skewed] = []
         self._skews: dict[int, float] = {}
@@ -161,7 +161,7 @@ class Place:
             await asyncio.to_thread(member.until_ready)
 
     def _lines(self, event: str) -> list[Line]:
-        """Return what happened, by the right time."""
+        """Return what happened, in real time."""
         lines = self._history.lines(event)
         for line in lines:
             line.at -= self._skews[line.pid]
@@ -222,7 +222,7 @@ class Place:
         self.trial.count("workers killed at a jump")
 
     async def _work_goes_on(self, ids: list[str]) -> None:
-        """Send new work until all that was there has ended."""
+        """Send new work until all earlier work has ended."""
         deadline = time.monotonic() + 30
         probes = []
         while not self._ended(ids) and time.monotonic() < deadline:
@@ -240,7 +240,7 @@ class Place:
         self._longest("longest wait of new work, s", max(waits, default=0), PROMPT)
 
     async def _cron_goes_on(self) -> None:
-        """Both must fire: the cron that is declared in code, and the schedule on the server."""
+        """Check that both fire: the cron declared in code, and the schedule on the server."""
         since = self._offsets[-1][0]
         for stored, what in ((False, "a cron"), (True, "a schedule")):
 
@@ -262,7 +262,7 @@ class Place:
         return own
 
     async def _produce_again(self, own: str) -> None:
-        """Produce an id again; only if its window is over by the server's clock, it may run."""
+        """Produce an id again; it may run only if its window is over by the server's clock."""
         first = self._sent[own]
         again = await self._send({}, id=own)
         assert again == own
@@ -277,7 +277,7 @@ class Place:
     # the end
 
     async def finish(self) -> None:
-        """Set the clock so far ahead that everything is due; then all must have ended."""
+        """Set the clock so far ahead that everything is due; then everything must end."""
         self._set(3 * HOUR)
         await self._two_members()
         try:
@@ -329,16 +329,16 @@ class Place:
             self.trial.violated(f"{self._name}: {id} ran before its time: {sent}, {lines}")
         if lines:
             late = lines[0].at - self._due_at(sent)
-            self._longest("longest wait of what is due, s", late, PROMPT)
+            self._longest("longest wait of a due message, s", late, PROMPT)
 
     def _ahead(self, since: float, until: float) -> float:
-        """Return by how much the server's clock was ahead, at the most, between two moments."""
+        """Return by how much the server's clock was ahead at most, between two moments."""
         ends = [*(at for at, _ in self._offsets[1:]), float("inf")]
         spans = zip(self._offsets, ends, strict=True)
         return max(offset for (at, offset), end in spans if at <= until and end >= since)
 
     def _due_at(self, sent: Sent) -> float:
-        """Return the moment at which a message was due by the server's clock first."""
+        """Return when a message was first due by the server's clock."""
         ends = [*(at for at, _ in self._offsets[1:]), float("inf")]
         for (at, offset), end in zip(self._offsets, ends, strict=True):
             due = max(sent.due - offset, sent.at, at)

@@ -1,8 +1,8 @@
 """Crash points: a process dies in every call of every part, and others finish its work.
 
-A run is one or two lives that end at a point, each on messages of its own, then an heir who drains
-what is left. What the processes wrote into their journal, and what the server holds then, must
-add up: every message ends once, and whatever ran twice has a cause.
+A run is one or two lives that end at a point, each with its own messages, then an heir that drains
+what is left. The journals of the processes and the contents of the server must then agree: every
+message ends once, and every second run has a cause.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ if TYPE_CHECKING:
     from tests.faults.trial import Trial
 
 AT_ONCE: Final = 24
-"""Runs side by side: most of a run is waiting for a lease to end."""
+"""Runs at the same time: most of a run is waiting for a lease to end."""
 
 PAIRS: Final = {1: 10, 3: 1000}
 TRIES: Final = 24
 RESULT_WITHIN: Final = 300.0
 ANSWER_WITHIN: Final = 10.0
-"""Seconds after the end of everything in which each waiter must know its result."""
+"""Seconds after the end in which each waiter must know its result."""
 YEAR_2001: Final = 978_307_200_000
 
 CALLS: Final = {
@@ -138,7 +138,7 @@ CALLS: Final = {
 """Who calls what in each scene. Every call is taken at three points."""
 
 ELSEWHERE: Final = {call for calls in CALLS.values() for call in calls} | {
-    ("wakeups", "ring_doorbell"),  # a ring that came when the last slot had just been taken
+    ("wakeups", "ring_doorbell"),  # a ring that arrived just as the last slot was taken
     ("registry", "extend_lease"),  # the event loop stands in for a lease keeper that is late
 }
 SCENE: Final = {call: scene for scene, calls in CALLS.items() for call in calls}
@@ -188,14 +188,14 @@ TARGETS: Final = {
     "forget_worker": "not listed",
     "give_up_turn": "no turn",
 }
-"""Where the messages of a call must stand once the server has run it."""
+"""The state of the messages of a call once the server has run it."""
 
 DISPATCH: Final = ("dispatch_message", "dispatch_in_turn")
 
 OR_ELSE: Final = {
     ("delayed", "waiting"),  # its handler waits for a signal
     ("delayed", "pending"),  # due by now: a promotion was under way when the process died
-    ("in processing, taken over", "in processing"),  # the call came late, and was refused for that
+    ("in processing, taken over", "in processing"),  # the call was late, and refused for that
 }
 
 RING: Final = {
@@ -204,11 +204,11 @@ RING: Final = {
     "release_message",
     "release_replaced",
 }
-"""What they make pending, the same worker may have taken before their reply was heard."""
+"""The same worker may take what they make pending before their reply arrives."""
 
 
 class Payload(msgspec.Struct):
-    """What tells a message and what its handler does."""
+    """What identifies a message, and what its handler does."""
 
     label: str
     act: str
@@ -216,7 +216,7 @@ class Payload(msgspec.Struct):
 
 @dataclass
 class Lab:
-    """Servers and processes that all runs of a trial share."""
+    """The servers and processes that all runs of a trial share."""
 
     trial: Trial
     lives: Lives
@@ -225,19 +225,19 @@ class Lab:
     servers: list[Server]
     numbers: itertools.count[int] = field(default_factory=itertools.count)
     outcomes: defaultdict[Point, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    """What became of the messages of a point, in words."""
+    """What happened to the messages of a point, in words."""
     usual: dict[str, Counter[tuple[str, str]]] = field(default_factory=dict)
-    """How often each call is made in a scene that nobody ends."""
+    """How often each call is made in a scene where no process dies."""
 
 
 class Run:
-    """One run: its messages, and what must become of each."""
+    """One run: its messages, and how each must end."""
 
     def __init__(self, lab: Lab, points: Sequence[Point | str]) -> None:
         self._lab = lab
         self._trial = lab.trial
         self._points = points
-        """Where each life ends; the name of a scene: nowhere."""
+        """Where each life ends; the name of a scene: it does not die."""
         self._number = next(lab.numbers)
         at = self._number % len(lab.servers)
         self._server, self._raw = lab.servers[at], lab.raws[at]
@@ -256,18 +256,18 @@ class Run:
         """By script and topic: the messages of a call that names none."""
         self._waiters = Waiters(self._store)
         self._results: dict[str, asyncio.Task[Any]] = {}
-        """By label: those who wait for the results."""
+        """By label: the tasks that wait for the result."""
         self._replaced: set[str] = set()
         """The ids of messages that were replaced while a worker held them: settling them does
         nothing but tell the worker."""
         self._dead: dict[int, str] = {}
-        """The processes that were killed, and what their workers were called."""
+        """The killed processes, and the names of their workers."""
 
     def __str__(self) -> str:
         return f"run {self._prefix} [{', then '.join(map(str, self._points))}]"
 
     async def take(self) -> bool:
-        """Run it; say whether every life ended at its point."""
+        """Run it; return whether every life ended at its point."""
         reached = True
         stands: list[tuple[Point, Line, dict[str, str]]] = []
         for life, point in enumerate(self._points, 1):
@@ -278,7 +278,7 @@ class Run:
             if code == -9 and isinstance(point, Point):
                 self._dead[pid] = order.worker
                 death = self._lines()[-1]
-                if death.what != "death":  # another of its threads wrote once more
+                if death.what != "death":  # another of its threads wrote one more line
                     death = next(line for line in self._lines()[::-1] if line.what == "death")
                 stood = await self._look(death, order)
                 self._check_stood(death, stood)
@@ -316,7 +316,7 @@ class Run:
         )
 
     async def _seed(self, scene: str, life: int) -> Order:
-        """Make what a life works on."""
+        """Make the messages that a life works on."""
         order = self._order(scene, life, f"w{life}")
         await self._store.register_topics({topic(kind, life): 1 for kind in KINDS})
         if scene == "worker":
@@ -388,7 +388,7 @@ class Run:
         return [*settled, *expired, brief, *in_line, shared]
 
     async def _await_result(self, life: int) -> str:
-        """Make a message whose result is kept, and wait for it from now on."""
+        """Make a message with a result, and start waiting for it."""
         id = await self._make("kept", life, "kept", act="say")
         wait = self._waiters.result(topic("kept", life), id, timeout=RESULT_WITHIN, type=str)
         self._results[f"{life}.kept"] = asyncio.create_task(wait)
@@ -432,7 +432,7 @@ class Run:
         return id
 
     async def _parked(self, life: int) -> str:
-        """Let a message wait for an approval."""
+        """Make a message wait for an approval."""
         await self._make("ops", life, "signal", act="approve", id=f"{life}.signal")
         taken = await self._store.dispatch_message(topic("ops", life), "w", count=1, lease=60_000)
         (one,) = taken.messages
@@ -441,7 +441,7 @@ class Run:
         return one.id
 
     async def _spoil(self, kind: str, life: int, id: str) -> None:
-        """Let a record be nonsense."""
+        """Overwrite a record with nonsense."""
         key = self._store.keys.of(topic(kind, life)).payload
         await self._raw.hset(key, id, b"\x00 no record")
 
@@ -464,9 +464,9 @@ class Run:
         return one.id
 
     async def _age(self, life: int) -> None:
-        """Leave a dead letter that is over its age."""
+        """Leave a dead letter that is older than allowed."""
         name = topic("work", life)
-        one = await self._taken("work", life, "aged", "dropped for its age", self._aged)
+        one = await self._taken("work", life, "aged", "dropped by age", self._aged)
         failed = codec.decode(one.record).failed(FAILURE)
         assert await self._aged.move_to_dlq(name, "w", one, failed)
         self._subjects["trim_archive", name] = [one.id]
@@ -485,7 +485,7 @@ class Run:
             self.violated(f"a call without a crash point: {' × '.join(call)}")
 
     async def _look(self, death: Line, order: Order) -> dict[str, str]:
-        """Return where the messages of the call stand in which a process died."""
+        """Return the states of the messages of the call in which a process died."""
         known = [id for id in death.ids if id in self._labels or maker_of(id) or _is_ours(id)]
         stood = {}
         absent = "not stored" if death.script.startswith("produce") else "gone"
@@ -518,14 +518,14 @@ class Run:
         return stood
 
     def _check_stood(self, death: Line, stood: dict[str, str]) -> None:
-        """What the server has run must be done, what was not sent must not be."""
+        """Check that a call that ran took effect, and that one that was not sent did not."""
         target = TARGETS.get(death.script)
         if target is None or len(self._points) > 1:
             return
         if death.nth > 1 and not stood.keys() & set(death.ids):  # it finds the first one's effect
             return
         if not stood:
-            self.violated(f"{death.script} was about nothing: {death.ids}")
+            self.violated(f"{death.script} had no messages: {death.ids}")
         for id, stand in stood.items():
             moves = death.script != "extend_lease"
             if id in self._replaced and death.script == "retry_message":
@@ -541,7 +541,7 @@ class Run:
     # after
 
     async def _judge(self) -> dict[str, str]:
-        """See whether all is well; return how each message ended, by label."""
+        """Check the run; return how each message ended, by label."""
         lines = self._lines()
         for line in lines:
             if line.what in ("start", "done") and line.label and line.id:
@@ -567,7 +567,7 @@ class Run:
         return ends
 
     async def _judge_results(self, ends: dict[str, str]) -> None:
-        """A message has a result if and only if it was completed, and its waiter has it."""
+        """Check that a message has a result if and only if it completed, and its waiter has it."""
         for life in range(1, len(self._points) + 1):
             name = topic("kept", life)
             for one in await list_archived(self._store, name, State.COMPLETED):
@@ -587,7 +587,7 @@ class Run:
         await self._waiters.close()
 
     def _allow(self, lines: list[Line]) -> None:
-        """Widen or narrow how messages may end, by what was tried with them and what was done."""
+        """Widen or narrow how messages may end, by what was tried and what succeeded."""
         done = {(line.detail, line.label or line.id) for line in lines if line.what == "done"}
         for line in lines:
             if line.what != "tried":
@@ -624,7 +624,7 @@ class Run:
         return found
 
     def _allow_crashed(self, label: str, crashes: int) -> None:
-        """A message may be dead that lost as many workers as its handler lets it."""
+        """Allow a message to be dead if it lost as many workers as its handler allows."""
         if crashes >= 3:
             self._ends[label].add("dead")
             self._trial.count("dead after three crashes")
@@ -643,7 +643,7 @@ class Run:
             elif label in ended:
                 end = "handled"
             elif label.endswith(".aged"):
-                end = "dropped for its age"
+                end = "dropped by age"
             else:
                 gone = {"discard": "discarded", "cancel": "cancelled"}
                 end = gone.get(tried.get(label, ""), "missing")
@@ -659,7 +659,7 @@ class Run:
         return found
 
     def _check_once(self, lines: list[Line]) -> None:
-        """No label is two messages, and none is completed twice."""
+        """Check that no label is two messages, and none is completed twice."""
         ids: defaultdict[str, set[str]] = defaultdict(set)
         for line in lines:
             if line.what == "start":
@@ -674,7 +674,7 @@ class Run:
                 self.violated(f"{self._labels[id]} was completed {times} times")
 
     def _check_runs(self, lines: list[Line]) -> None:
-        """Every run of a message after its first one has a cause, and attempts are counted."""
+        """Check that every extra run has a cause, and that attempts are counted."""
         ends: dict[str, Line] = {}
         events: defaultdict[str, Counter[str]] = defaultdict(Counter)
         lost: set[tuple[str, str]] = set()
@@ -715,7 +715,7 @@ class Run:
             self.violated(f"{label} ran again without a cause: {last}")
 
     def _tell(self, point: Point, death: Line, stood: dict[str, str], ends: dict[str, str]) -> None:
-        """Note what became of the messages of the call in which a process died."""
+        """Note what happened to the messages of the call in which a process died."""
         lines = self._lines()
         at = lines.index(death)
         told: set[str] = set()
@@ -738,12 +738,12 @@ class Run:
         return log.read_text()[-1500:] if log.exists() else ""
 
     def violated(self, what: str) -> None:
-        """Note something that must never be."""
+        """Note a violation."""
         self._trial.violated(f"{self}: {what}")
 
 
 async def run(trial: Trial) -> None:
-    """Take every point as often as the size says, then random pairs."""
+    """Run every point as often as the size says, then random pairs."""
     for name in ("lost", "duplicates created", "extra runs without a cause"):
         trial.count(name, 0)
     async with AsyncExitStack() as stack:
@@ -801,7 +801,7 @@ async def _has_replica(raw: Any) -> bool:
 
 
 async def _check_complete(trial: Trial, raws: list[Any]) -> None:
-    """Every script that changes something must have its crash points."""
+    """Check that every script that changes something has crash points."""
     taken = {script for _, script in SCENE}
     for name in names():
         for command in load(name).commands:
@@ -811,7 +811,7 @@ async def _check_complete(trial: Trial, raws: list[Any]) -> None:
 
 
 async def _all(trial: Trial, runs: Iterable[Any], *, pairs: bool = False) -> None:
-    """Let runs go side by side, a bounded number at a time."""
+    """Do all runs, a limited number at a time."""
     free = asyncio.Semaphore(AT_ONCE)
     every = list(runs)
     over = 0
@@ -835,13 +835,13 @@ async def _once(lab: Lab, scene: str) -> None:
 async def _run(run: Run) -> bool:
     try:
         return await run.take()
-    except Exception as error:  # noqa: BLE001 - whatever it is, it must not be
+    except Exception as error:  # noqa: BLE001 - any error is a violation
         run.violated(f"{type(error).__name__}: {error}")
         return True
 
 
 async def _take(lab: Lab, points: Sequence[Point]) -> None:
-    """Take a point or a pair of them. One that is not reached is tried again."""
+    """Run a point or a pair of them, again if it was not reached."""
     for _ in range(TRIES):
         if await _run(Run(lab, points)):
             lab.trial.count("runs" if len(points) == 1 else "pairs")
@@ -858,7 +858,7 @@ def _topics(life: int) -> list[str]:
 
 
 def _is_ours(id: str) -> bool:
-    """Say whether an id is one that an application of ours gave, or a tick's."""
+    """Return whether an id was given by one of our applications, or is a tick's."""
     if id.startswith("cron-"):
         return id != "cron-0"
     life, dot, name = id.partition(".")

@@ -1,8 +1,8 @@
-"""Cuts: a network that fails around every script, in every way that networks fail.
+"""Cuts: the network fails during every script, in every way that networks fail.
 
-Each call must come through by the client's own resend, with the answer and the state of a call to
-which nothing happened; or it must say in time that its outcome is unknown, and then a repetition
-with the same ids makes no second message.
+The client's own resend must make each call succeed, with the same reply and state as an uncut call;
+or the call must say in time that its outcome is unknown, and then repeating it with the same ids
+makes no second message.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from mx_rmq.store.preflight import Preflight
 
 CASES: Final = [case for case in EVERY_CASE if not case.script.startswith("repair")]
-"""Repairs leave no receipt: a copy that comes again looks, and finds nothing left to repair."""
+"""Repairs leave no receipt: a late copy finds nothing left to repair."""
 
 MODES: Final = {
     "latency and jitter": proxy.Fault.SLOW,
@@ -71,22 +71,22 @@ SHORT_PATIENCE: Final = 0.3
 SLACK: Final = 3.0
 """Seconds that a busy machine may add to a deadline."""
 HANGS: Final = 10.0
-"""Seconds after its deadline at which a call is given up by us."""
+"""Seconds after its deadline when the lab gives a call up."""
 AT_ONCE: Final = 25
-"""Cuts under way together: so the waits of silent connections overlap."""
+"""Cuts at the same time, so that the waits of silent connections overlap."""
 GROUP: Final = 20
-"""Callers who produce at the same time."""
+"""Callers that produce at the same time."""
 TOGETHER: Final = 5
-"""Groups of them under way together."""
+"""Groups of them at the same time."""
 LEASE: Final = 2.0
 WAIT: Final = 90.0
-"""Seconds in which everything must have come to its end when the network is well again."""
+"""Seconds in which everything must end once the network works again."""
 TOPICS: Final = ("red", "green", "blue", "grey")
 
-ANEW: Final = 80_000
-"""Numbers from here on are of cuts that were tried several times. They must not reach 100,000."""
+RETRIED: Final = 80_000
+"""Cuts from this number on are retries. Numbers must stay below 100,000."""
 UNCUT: Final = "t-----"
-"""The topic of calls to which nothing happens: as long as the names of the others."""
+"""The topic of uncut calls; its name is as long as the others'."""
 
 _LANE: Final = re.compile(r"[a-hjkmnp-tv-z][0-9a-hjkmnp-tv-z]{12}(?=-[0-9])")
 
@@ -105,7 +105,7 @@ class Cut(NamedTuple):
 
 @dataclass
 class Row:
-    """What came of the cuts of one mode."""
+    """The results of the cuts of one mode."""
 
     cuts: int = 0
     recovered: int = 0
@@ -115,7 +115,7 @@ class Row:
 
 @dataclass
 class Scene:
-    """A server, seen directly and through a network that fails."""
+    """A server, reached directly and through a network that fails."""
 
     trial: Trial
     raw: Redis
@@ -128,7 +128,7 @@ class Scene:
     """Has one connection for all its calls."""
     rows: dict[str, Row]
     uncut: dict[str, Snapshot] = field(default_factory=dict)
-    """What each case leaves behind when nothing goes wrong."""
+    """What each case leaves behind if nothing goes wrong."""
 
     def store(self, caller: Caller, clock: Clock | None = None) -> Store:
         return Store(caller, Keys(), self.found, clock=clock)
@@ -137,13 +137,13 @@ class Scene:
         return await snapshot(self.raw, topic)
 
     async def timed(self, mode: str, most: float, call: Awaitable[Any]) -> Any:
-        """Make a call; it must end in time, whatever comes of it."""
+        """Make a call; it must end in time, with or without success."""
         began = time.monotonic()
         try:
             async with asyncio.timeout(most + HANGS):
                 return await call
         except TimeoutError as error:
-            raise OutcomeUnknown("nobody waits for it any longer") from error
+            raise OutcomeUnknown("the lab no longer waits for it") from error
         finally:
             took = time.monotonic() - began
             self.rows[mode].longest = max(self.rows[mode].longest, took)
@@ -191,7 +191,7 @@ async def _run(trial: Trial) -> None:
 def _plan(
     chance: random.Random, count: int, faults: tuple[proxy.Fault, ...] = tuple(MODES.values())
 ) -> Iterator[Cut]:
-    """Draw cuts. Their numbers and modes go round so that each case meets each mode."""
+    """Draw cuts. Their numbers and modes rotate so that each case meets each mode."""
     modes = [mode for mode, fault in MODES.items() if fault in faults]
     offset = chance.randrange(len(CASES) * len(modes))
     for number in range(offset, offset + count):
@@ -233,7 +233,7 @@ async def _open(trial: Trial, server: Server, stack: AsyncExitStack, rows: dict[
 
 
 async def _each(scene: Scene, cuts: list[Cut], at_once: int, play: Any) -> None:
-    """Play cuts, some at once, on a server that is emptied in between."""
+    """Run cuts, some at once, on a server that is emptied in between."""
     for start in range(0, len(cuts), at_once):
         await asyncio.gather(*(play(scene, cut) for cut in cuts[start : start + at_once]))
         await scene.raw.flushall()
@@ -301,8 +301,8 @@ async def _cut_for_ever(scene: Scene, cut: Cut) -> None:
         if isinstance(error, ProduceUnknown):
             ids = error.ids
     except ServerUnavailable as error:
-        if scene.proxy.count(match) or cut.number >= ANEW:
-            scene.trial.violated(f"{what}: it was sent, or tried for long, and yet: {error}")
+        if scene.proxy.count(match) or cut.number >= RETRIED:
+            scene.trial.violated(f"{what}: it was sent, or tried for long, but: {error}")
             return
         row.cuts -= 1  # the machine was too busy for a connection: nothing was cut
         await _cut_for_ever(scene, cut._replace(number=cut.number + 20_000))
@@ -317,7 +317,7 @@ async def _cut_for_ever(scene: Scene, cut: Cut) -> None:
     await scene.check_clean(direct, topic, what)
     patient = scene.store(scene.through, clock)
     if case.script == "dispatch_message":
-        return  # asked anew, it gives what is left; what it gave before, the leases bring back
+        return  # asked again, it gives what is left; expired leases bring back what it gave before
     if ids and case.script != "replace_message":
         again = _with_ids(case, ids)
         await getattr(patient, case.script)(topic, again)
@@ -337,7 +337,7 @@ def _with_ids(case: Case, ids: tuple[str, ...]) -> list[Any]:
 def _compare(
     scene: Scene, what: str, found: Snapshot, topic: str, wanted: Snapshot, of: str = UNCUT
 ) -> None:
-    """Note what differs from a run to which nothing happened."""
+    """Note differences from an uncut run."""
     have, want = _labels(found), _labels(wanted)
     scene.trial.count("messages lost", (want - have).total())
     scene.trial.count("duplicates created", (have - want).total())
@@ -348,7 +348,7 @@ def _compare(
 
 
 def _plain(found: Snapshot, topic: str) -> dict[str, str]:
-    """Return a snapshot as texts without what differs by chance: names, and the order of hashes."""
+    """Return a snapshot as texts, without chance differences: names, and the order of hashes."""
     plain = {}
     for place, content in vars(found).items():
         some = sorted(content.items()) if isinstance(content, dict) else content
@@ -369,7 +369,7 @@ def _labels(found: Snapshot) -> Counter[str]:
 
 
 async def _cut_in_a_crowd(scene: Scene, cut: Cut) -> None:
-    """Let many produce at the same time, and cut the call of one of them."""
+    """Produce from many callers at the same time, and cut the call of one of them."""
     topic = _topic(cut)
     cutting = cut.number * 7 % GROUP
     way = ("one connection", "confirmed", "together")[cut.number % 3]
@@ -385,7 +385,7 @@ async def _cut_in_a_crowd(scene: Scene, cut: Cut) -> None:
     call: Awaitable[Any]
     if way == "together":
         call = _produce_together(scene, topic, labels)
-        longest *= 2  # who comes while a call is under way waits for that one first
+        longest *= 2  # a call that arrives during another one waits for that one first
     else:
         caller = scene.narrow if way == "one connection" else scene.through
         store = scene.store(caller)
@@ -421,7 +421,7 @@ async def _cut_in_a_crowd(scene: Scene, cut: Cut) -> None:
 
 
 async def _produce_together(scene: Scene, topic: str, labels: list[str]) -> list[str]:
-    """Produce by a queue: calls that come at the same time share script calls."""
+    """Produce by a queue: concurrent calls share script calls."""
     async with MessageQueue(scene.proxy.url, patience=PATIENCE) as mq:
         own, mq.store.caller = mq.store.caller, scene.through
         try:
@@ -458,7 +458,7 @@ class Chances:
 
 @dataclass
 class Work:
-    """What real producers made and a real worker did."""
+    """What real producers sent and a real worker did."""
 
     ids: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
     """Label -> every id under which a produce put it, or may have."""
@@ -466,7 +466,7 @@ class Work:
     """Label -> every id under which it was found."""
     runs: Counter[str] = field(default_factory=Counter)
     causes: Counter[str] = field(default_factory=Counter)
-    """How often something happened to a message that lets it run once more."""
+    """How often something happened to a message that may make it run again."""
     failures: int = 0
     """Attempts that failed as planned."""
     unknown: int = 0
@@ -474,7 +474,7 @@ class Work:
 
 
 async def _components(trial: Trial, server: Server, cuts: int) -> None:
-    """Cut the connections of producers and of a worker at random calls, and see it through."""
+    """Cut the connections of producers and of a worker at random calls; all work must end well."""
     work = Work()
     async with (
         Proxy(server.socket) as before,
@@ -500,7 +500,7 @@ async def _components(trial: Trial, server: Server, cuts: int) -> None:
                     await asyncio.gather(*makers)
             except TimeoutError:
                 left = first.left + second.left
-                trial.violated(f"real components: {left} cuts were never met, so calls hang")
+                trial.violated(f"real components: {left} cuts were never reached, so calls hang")
             before.choose = behind.choose = None
             await _settled(trial, direct)
         await _judge(trial, direct, work)
@@ -522,7 +522,7 @@ async def _components(trial: Trial, server: Server, cuts: int) -> None:
 
 
 def _fails(label: int) -> bool:
-    """Say whether a label's first attempt fails."""
+    """Return whether a label's first attempt fails."""
     return label % 10 == 3
 
 
@@ -531,7 +531,7 @@ def _dies(label: int) -> bool:
 
 
 def _is_strange(label: int) -> bool:
-    """Say whether a label's payload does not fit the handler's type."""
+    """Return whether a label's payload does not fit the handler's type."""
     return label % 25 == 8
 
 
@@ -579,7 +579,7 @@ async def _insist(
     ids: list[str] | None,
     delay: float | None,
 ) -> None:
-    """Produce until it is known to be done, always with the same ids."""
+    """Produce until it is known to be stored, always with the same ids."""
     payloads = [f"strange {label}" if _is_strange(label) else label for label in labels]
     while True:
         began = time.monotonic()
@@ -602,18 +602,20 @@ async def _insist(
 
 
 async def _settled(trial: Trial, direct: MessageQueue) -> None:
-    """Wait until nothing is under way any more."""
+    """Wait until nothing is in progress any more."""
     deadline = time.monotonic() + WAIT
     live = -1
     while live and time.monotonic() < deadline:
         stats = [await direct.admin.stats(topic) for topic in TOPICS]
         live = sum(one.pending + one.delayed + one.processing for one in stats)
         await asyncio.sleep(0.05)
-    trial.expect(live == 0, f"real components: {live} messages are still under way after {WAIT} s")
+    trial.expect(
+        live == 0, f"real components: {live} messages are still in progress after {WAIT} s"
+    )
 
 
 async def _judge(trial: Trial, direct: MessageQueue, work: Work) -> None:
-    """Find every label under one id, in the place where it belongs."""
+    """Check that every label has one id, in the right state."""
     ends: dict[State, set[int]] = {State.DEAD: set(), State.QUARANTINED: set()}
     for topic in TOPICS:
         for state, labels in ends.items():
@@ -633,7 +635,7 @@ async def _judge(trial: Trial, direct: MessageQueue, work: Work) -> None:
         for state, wanted in ((State.DEAD, _dies), (State.QUARANTINED, _is_strange)):
             right = (label in ends[state]) == wanted(label)
             trial.expect(right, f"label {label} is in the {state} ones, or should be")
-    trial.expect(work.seen.keys() == work.ids.keys(), "labels were found that nobody produced")
+    trial.expect(work.seen.keys() == work.ids.keys(), "labels were found that were never produced")
     for id, runs in work.runs.items():
         trial.expect(
             runs - 1 <= work.causes[id],

@@ -1,4 +1,4 @@
-"""What a message of the lab is sent for. Its label says it all, so that anybody can look it up."""
+"""The plan for one message of the lab. Its label contains the whole plan."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     import random
 
 TOPICS: Final = ("work", "plain")
-"""Those of an async and of a sync handler."""
+"""The topics of an async and of a sync handler."""
 
 
 class End(StrEnum):
-    """How a message shall end."""
+    """How a message must end."""
 
     COMPLETED = "completed"
     DEAD = "dead"
@@ -25,20 +25,20 @@ class End(StrEnum):
 
 
 class Errand(NamedTuple):
-    """One message, as it was planned."""
+    """One message, as planned."""
 
     producer: str
     number: int
-    """The how manieth of its producer."""
+    """Its position among its producer's messages."""
     topic: str
     end: End
     fails: int
-    """Attempts that fail before the one that succeeds."""
+    """Attempts that fail before one succeeds."""
     priority: Priority
     delay: int
     """Milliseconds."""
     work: int
-    """Milliseconds that its handler takes."""
+    """How long its handler takes, in milliseconds."""
 
     @property
     def label(self) -> str:
@@ -61,7 +61,7 @@ class Errand(NamedTuple):
 
     @property
     def payload(self) -> dict[str, Any]:
-        """What its handler gets. What shall be quarantined does not fit the handler's type."""
+        """What its handler gets. A payload to be quarantined does not fit the handler's type."""
         body = self.label * (self.number % 3)
         return {"label": self.label, "body": body if self.end is not End.QUARANTINED else 0}
 
@@ -72,12 +72,12 @@ class Payload(msgspec.Struct):
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is what was produced."""
+        """Whether it is unchanged."""
         return self.body == self.label * (Errand.of(self.label).number % 3)
 
 
 class Mix(NamedTuple):
-    """How many of a hundred messages are what; the others are plain ones."""
+    """How many of a hundred messages are of each kind; the others are plain."""
 
     failing: float = 5
     dead: float = 0.5
@@ -87,13 +87,13 @@ class Mix(NamedTuple):
     high: float = 10
     low: float = 10
     work: int = 5
-    """Milliseconds of work, at the most."""
+    """Milliseconds of work, at most."""
     least: int = 0
-    """The same, at the least."""
+    """Milliseconds of work, at least."""
 
 
 def batch(mix: Mix, random: random.Random, producer: str, first: int, most: int) -> list[Errand]:
-    """Return errands of one kind, which can go out in one call."""
+    """Return errands of one kind, which can be sent in one call."""
     chance = random.uniform(0, 100)
     end, fails, delay = End.COMPLETED, 0, 0
     if chance < mix.quarantined:

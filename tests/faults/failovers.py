@@ -1,7 +1,7 @@
-"""Primaries that die or freeze under load, behind Sentinel and in a cluster.
+"""Primaries die or freeze under load, behind Sentinel and in a cluster.
 
-Before that, replication goes well, is cut, or is delayed. What was only stored may be lost, if it
-was produced since then; what was confirmed as replicated may not.
+Before that, replication is healthy, cut, or delayed. What was only stored may be lost, if it
+was produced after that; what was confirmed as replicated may not.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     from tests.lab.traffic import Traffic
 
 BACK_WITHIN: Final = 15.0
-"""Seconds after its end by which workers must do without the old primary."""
+"""Seconds after the primary's end by which workers must use the new one."""
 WINDOW: Final = 1.0
-"""Seconds before a fault for which replication may be behind, and by which we may learn late."""
+"""Seconds by which replication may lag, and our clock readings may be late."""
 LOAD: Final = 300
-"""Messages that are handled before, and again after each failover."""
+"""Messages that are handled before each failover, and again after it."""
 UNSAFE: Final = 50
 """Messages that are produced while replication is cut or delayed."""
 LATER: Final = 3.0
-"""Seconds that every second message is delayed: it still waits when the primary is lost."""
+"""Seconds by which every second message is delayed: it still waits when the primary ends."""
 ALL: Final = frozenset(range(PARTITIONS))
 
 
@@ -57,26 +57,26 @@ class Way(NamedTuple):
 WAYS: Final = tuple(
     Way(replication, end, confirm)
     for end, replication, confirm in product(
-        ("kill", "freeze"), ("well", "cut", "delayed"), ("stored", "replicated")
+        ("kill", "freeze"), ("healthy", "cut", "delayed"), ("stored", "replicated")
     )
 )
 
 
 class Replicated(Protocol):
-    """Servers, some of which follow others."""
+    """Servers with replicas."""
 
     async def replicas_of(self, victim: Node) -> list[Node]: ...
 
 
 class Site(Replicated, Protocol):
-    """Servers that replace a primary by themselves."""
+    """Servers that replace a primary on their own."""
 
     @property
     def url(self) -> str: ...
     async def victim(self) -> Node: ...
     async def partitions_of(self, victim: Node) -> frozenset[int]: ...
     async def until_replaced(self, victim: Node) -> float:
-        """Return when another was seen to be the primary."""
+        """Return when another server was seen to be the primary."""
         ...
 
     async def until_whole(self) -> None: ...
@@ -128,7 +128,7 @@ class InCluster(Cluster):
 
 @dataclass
 class Row:
-    """What came of all failovers of one way."""
+    """The results of all failovers of one way."""
 
     failovers: int = 0
     acknowledged: int = 0
@@ -139,15 +139,15 @@ class Row:
     back: list[float] = field(default_factory=list)
     """Seconds until a new message was handled."""
     served: list[float] = field(default_factory=list)
-    """Seconds until a new message was handled in each partition that was away."""
+    """Seconds until a new message was handled in each lost partition."""
 
 
 async def run(trial: Trial) -> None:
-    """Fail over so many times behind Sentinel, and a quarter as often in a cluster."""
+    """Fail over this many times behind Sentinel, and a quarter as often in a cluster."""
     for figure in (
         *("Sentinel failovers", "cluster failovers", "acknowledged"),
         *("acknowledged as stored, lost", "confirmed as replicated", "confirmed and lost"),
-        *("said not to be confirmed", "of them lost", "unknown", "refused", "run again"),
+        *("reported as not confirmed", "of them lost", "unknown", "refused", "run again"),
         *("completed again: the first completion was lost", "completed twice"),
     ):
         trial.count(figure, 0)
@@ -164,7 +164,7 @@ async def run(trial: Trial) -> None:
 
 
 async def _site(trial: Trial, place: str, kind: Kind, ways: list[Way], rows: dict[Way, Row]) -> int:
-    """Start servers and let their primaries fail one after the other; return how many did."""
+    """Start servers and fail their primaries one after the other; return how many failed."""
     done = trial.figures[f"{place} failovers"]
     directory: Path = trial.directory / f"{place[0]}{kind[0]}{kind[-3:]}-{done}"
     async with AsyncExitStack() as stack:
@@ -226,8 +226,8 @@ async def _fail_over(trial: Trial, what: str, site: Site, way: Way, row: Row) ->
 async def hinder_replication(
     site: Replicated, victim: Node, way: Way, meanwhile: Callable[[], Awaitable[None]]
 ) -> list[Node]:
-    """Cut or delay replication, and let something happen; return which nodes must be thawed."""
-    if way.replication == "well":
+    """Cut or delay replication, and wait until it matters; return which nodes to thaw."""
+    if way.replication == "healthy":
         return []
     frozen = []
     if way.replication == "cut":
@@ -250,7 +250,7 @@ async def _until_unsafe(seen: Traffic) -> None:
 
 
 async def bring_back(victim: Node) -> None:
-    """Let the old primary return, which may still take itself for one."""
+    """Bring back the old primary, which may still believe that it is the primary."""
     if not victim.is_frozen:
         victim.restart()
         return
@@ -267,14 +267,14 @@ async def _until_empty(seen: Traffic) -> None:
     async def is_empty() -> bool:
         return not (await seen.mq.admin.stats(TOPIC)).total
 
-    await until_true(is_empty, "workers leave nothing behind", 60)
+    await until_true(is_empty, "no message is left", 60)
 
 
 def _check_lost(trial: Trial, what: str, seen: Traffic, way: Way, since: float, end: float) -> None:
-    """Count what is lost. What was confirmed may not be; nor what was produced at another time."""
+    """Count lost messages. None may have been confirmed, or produced at another time."""
     lost = seen.lost
     trial.count("acknowledged", len(seen.produced))
-    trial.count("said not to be confirmed", len(seen.unconfirmed))
+    trial.count("reported as not confirmed", len(seen.unconfirmed))
     trial.count("of them lost", len(seen.unconfirmed.keys() - seen.handled.keys()))
     trial.count("unknown", len(seen.unknown))
     trial.count("refused", len(seen.refused))
@@ -293,7 +293,7 @@ def _check_lost(trial: Trial, what: str, seen: Traffic, way: Way, since: float, 
 
 
 def _check_runs(trial: Trial, what: str, seen: Traffic, heard: float) -> None:
-    """A fence grows with every run; a primary accepts one completion of a message."""
+    """Check that fences grow with every run, and a primary accepts one completion per message."""
     trial.count("run again", seen.again)
     for id, fences in seen.fences.items():
         grows = all(one < other for one, other in pairwise(fences))
@@ -307,7 +307,7 @@ def _check_runs(trial: Trial, what: str, seen: Traffic, heard: float) -> None:
 
 
 def _tell(trial: Trial, rows: dict[Way, Row]) -> None:
-    """Make the table and the longest times."""
+    """Report the table and the longest times."""
     done = {way: row for way, row in rows.items() if row.failovers}
     without = [seconds for row in done.values() for seconds in row.without]
     back = [seconds for row in done.values() for seconds in row.back]

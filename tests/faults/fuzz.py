@@ -1,8 +1,8 @@
-"""Fuzz: what others may write into the server, and what callers may hand to us.
+"""Fuzz: what others may write to the server, and what callers may pass to us.
 
-Junk is written straight into the keys of a topic while a worker serves it. Each piece must end in
-the quarantine, in a counted drop, in a clear error, or where the audit shows it; and the good
-messages between them are all handled, once, with their bytes as they were.
+Junk is written straight into the keys of a topic while a worker serves it. Each piece must be
+quarantined, dropped and counted, refused with a clear error, or reported by the audit. The good
+messages among the junk must all be handled, once, with unchanged bytes.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 TOPIC: Final = "fuzz"
 CALM: Final = "calm"
-"""A topic that nobody fuzzes: what befalls the other one must not hold it up."""
+"""A topic without junk: it must not be held up by the fuzzed one."""
 DOOR: Final = "door"
 BATCH: Final = 1000
 GOOD: Final = 20
 """Good messages in a batch, on each of the two topics."""
 LEASE: Final = 3.0
 PROMPT: Final = 30.0
-"""Seconds in which a good message must be handled, whatever lies before it."""
+"""Seconds in which a good message must be handled, whatever precedes it."""
 WAIT: Final = 60.0
 HUGE: Final = 50 * 1_048_576
 MAX_PAYLOAD: Final = 1_048_576
@@ -53,14 +53,14 @@ LEASES: Final = (b"", b":", b"abc", b"1:w", b"-5:w", b"nan:w", b"1e308:\xff\xfe"
 
 
 class Junk(NamedTuple):
-    """Something that was written, and how it may end."""
+    """A piece of junk, and how it may end."""
 
     id: bytes
     kind: str
     ends: frozenset[str]
     data: bytes | None = None
     drops: int = 0
-    """How many ids of it must be dropped and counted."""
+    """How many of its ids must be dropped and counted."""
     lease: bytes = b""
 
 
@@ -70,17 +70,17 @@ class Scene:
 
     trial: Trial
     raw: Any
-    """A plain client, whose own types do not fit what it does."""
+    """A plain client; its type hints are wrong for our calls."""
     mq: MessageQueue
     keys: TopicKeys
     good: dict[str, tuple[str, float]] = field(default_factory=dict)
     """Id of a good message -> the digest of its body, and when it was produced."""
     runs: Counter[str] = field(default_factory=Counter)
     unwell: set[str] = field(default_factory=set)
-    """Good messages whose bytes were not as they had been."""
+    """Good messages whose bytes changed."""
     doing: str = "at first"
     stall: tuple[float, str] = (0.0, "")
-    """How long a good message waited at the most, and what was being done then."""
+    """How long a good message waited at most, and what the lab did then."""
     causes: Counter[str] = field(default_factory=Counter)
     """How often the lease of a message was lost."""
     ended: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
@@ -88,7 +88,7 @@ class Scene:
     number: int = 0
 
     async def produce_good(self, topic: str) -> str:
-        """Produce a message that can be recognised."""
+        """Produce a message that the lab can recognise."""
         body = self.trial.random.randbytes(self.trial.random.randrange(300)).hex()
         digest = hashlib.sha256(body.encode()).hexdigest()
         id = f"good-{len(self.good)}"
@@ -98,7 +98,7 @@ class Scene:
         return id
 
     async def until_handled(self, ids: list[str], what: str) -> None:
-        """Wait for good messages; they must come soon."""
+        """Wait for good messages; they must be handled soon."""
         deadline = time.monotonic() + WAIT
         missing = ids
         while missing and time.monotonic() < deadline:
@@ -108,8 +108,8 @@ class Scene:
 
 
 async def _run(trial: Trial) -> None:
-    figures = ("records", "quarantined", "dropped and counted", "handled after all", "dead")
-    more = ("left where the audit shows them", "refused at the door", "taken at the door")
+    figures = ("records", "quarantined", "dropped and counted", "handled anyway", "dead")
+    more = ("left for the audit to report", "refused by produce", "accepted by produce")
     trial.figures.update(dict.fromkeys((*figures, *more, "unaccounted", "worker deaths"), 0))
     with Server(Kind.VALKEY_9_1, trial.directory / "s") as server:
         mq = MessageQueue(server.url, lease=LEASE, max_payload=MAX_PAYLOAD, dedup=5)
@@ -189,7 +189,7 @@ async def _batches(scene: Scene) -> None:
 
 
 async def _batch(scene: Scene, count: int, *, huge: bool, leases: bool) -> None:
-    """Write junk with good messages between it; account for all of it."""
+    """Write junk and good messages, and account for all of it."""
     trial, raw, keys = scene.trial, scene.raw, scene.keys
     before = await _dropped(scene)
     scene.doing = "a batch with 50 MB" if huge else "a batch"
@@ -216,7 +216,7 @@ async def _dropped(scene: Scene) -> int:
 
 
 def _id(scene: Scene) -> bytes:
-    """Draw an id that is nobody else's, now and then one that no caller could give."""
+    """Draw a unique id, now and then one that no caller could pass."""
     chance = scene.trial.random
     scene.number += 1
     plain = b"f%d" % scene.number
@@ -239,7 +239,7 @@ def _id(scene: Scene) -> bytes:
 
 
 def _record(scene: Scene, id: str, topic: str = TOPIC) -> bytes:
-    """Return a record as the codec makes them, with a bit of everything in it."""
+    """Return a record like the codec's, with a bit of everything in it."""
     chance = scene.trial.random
     drawn: dict[str, Any] = {}
     if chance.random() < 0.5:
@@ -257,7 +257,7 @@ def _record(scene: Scene, id: str, topic: str = TOPIC) -> bytes:
 
 
 def _data(scene: Scene, id: bytes) -> tuple[str, frozenset[str], bytes]:
-    """Draw what shall stand under an id: how it was made, and where it may end."""
+    """Draw a value for an id: how it was made, and where it may end."""
     chance = scene.trial.random
     text = id.decode("utf-8", "replace")
     whole = _record(scene, text)
@@ -281,7 +281,7 @@ def _data(scene: Scene, id: bytes) -> tuple[str, frozenset[str], bytes]:
 
 
 def _is_newer(record: bytearray) -> bool:
-    """Whether a record seems to be of a newer release."""
+    """Whether a record looks like a newer release's."""
     try:
         codec.decode(bytes(record))
     except NewerRecord:
@@ -359,7 +359,7 @@ def _write(scene: Scene, pipe: Any, *, leases: bool) -> Junk:
 def _write_lease(
     scene: Scene, pipe: Any, id: bytes, drawn: tuple[str, frozenset[str], bytes]
 ) -> Junk:
-    """Write junk that looks as if somebody held it."""
+    """Write junk that looks as if a worker held it."""
     chance, keys = scene.trial.random, scene.keys
     kind, ends, data = drawn
     lease = chance.choice((*LEASES, chance.randbytes(10)))
@@ -398,7 +398,7 @@ def _write_huge(scene: Scene, pipe: Any) -> Junk:
 
 
 async def _quiet(scene: Scene, junk: list[Junk], good: list[str]) -> None:
-    """Wait until the worker has done what can be done."""
+    """Wait until the worker has done all that it can."""
     keys, deadline = scene.keys, time.monotonic() + WAIT
     await scene.until_handled(good, "a batch")
     waiting = sum(one.kind.startswith("delayed forever") for one in junk)
@@ -422,11 +422,11 @@ async def _quiet(scene: Scene, junk: list[Junk], good: list[str]) -> None:
 
 
 LASTING: Final = ("lease without a deadline", "lease forever", "deadline forever, no lease")
-"""Junk that stands where a held message does, and may stay there: no time runs out for it."""
+"""Junk that looks like a held message, and may stay: it has no deadline that could pass."""
 
 
 async def _account(scene: Scene, junk: list[Junk], before: int) -> None:
-    """Find out how each piece ended."""
+    """Check how each piece ended."""
     trial, raw, keys = scene.trial, scene.raw, scene.keys
     hashes = (keys.error_parse_payload, keys.dlq_payload, keys.payload, keys.processing)
     quarantined, dead, records, leases = [await raw.hgetall(key) for key in hashes]
@@ -449,7 +449,7 @@ async def _account(scene: Scene, junk: list[Junk], before: int) -> None:
             trial.count("unaccounted")
             trial.violated(f"{one.kind}: {one.id[:80]!r} ended as {ends}, not {set(one.ends)}")
         scene.ended[one.kind][ends[0]] += 1
-        if ends != ["gone"] or not one.drops:  # the server's own counter tells of the dropped ones
+        if ends != ["gone"] or not one.drops:  # the server's own counter has the dropped ones
             trial.count(_FIGURES[ends[0]])
         if ends == ["quarantined"]:
             about, kept = read(quarantined[one.id])
@@ -463,12 +463,12 @@ async def _account(scene: Scene, junk: list[Junk], before: int) -> None:
 
 
 _FIGURES: Final = {
-    "handled": "handled after all",
+    "handled": "handled anyway",
     "quarantined": "quarantined",
     "dead": "dead",
-    "flagged": "left where the audit shows them",
-    "stays": "left where the audit shows them",
-    "gone": "deadlines of nothing, swept",
+    "flagged": "left for the audit to report",
+    "stays": "left for the audit to report",
+    "gone": "deadlines without a message, removed",
 }
 
 
@@ -504,7 +504,7 @@ async def _clean(scene: Scene, junk: list[Junk]) -> None:
 
 
 async def _archives(scene: Scene, count: int) -> None:
-    """Write junk into the archives; whatever an operator does with it, he gets an answer."""
+    """Write junk into the archives; every operator action must get an answer."""
     scene.doing = "archives"
     trial, keys, admin, chance = scene.trial, scene.keys, scene.mq.admin, scene.trial.random
     junk: dict[bytes, State] = {}
@@ -541,24 +541,24 @@ async def _archives(scene: Scene, count: int) -> None:
             trial.expect(found.state is state, f"get of {id!r} says {found.state}, not {state}")
         if chance.random() < 0.5:
             done = await _asked(scene, "requeue", admin.requeue(TOPIC, text, state=state))
-            trial.count("handled after all", bool(done))
+            trial.count("handled anyway", bool(done))
             if done:
                 continue
         done = await _asked(scene, "discard", admin.discard(TOPIC, text, state=state))
         gone = not await scene.raw.hexists(keys.archive_of(state)[1], id)
         trial.expect(gone or not done, f"discard of {id!r} says {done}, and it is there")
-        trial.count("discarded by an operator" if done else "left where the audit shows them")
+        trial.count("discarded by an operator" if done else "left for the audit to report")
     await scene.until_handled([await scene.produce_good(TOPIC)], "archives")
     await _clean(scene, [Junk(id, "", frozenset()) for id in junk])
 
 
 async def _asked(scene: Scene, what: str, call: Awaitable[Any]) -> Any:
-    """Return an operator's answer; an error of ours with words in it is one, too."""
+    """Return an operator's answer; a clear error of ours is one, too."""
     try:
         return await call
     except MxRmqError as error:
         scene.trial.expect(20 < len(str(error)) < 3000, f"{what} says only: {str(error)[:3000]!r}")
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
+    except Exception as error:  # noqa: BLE001 - any error is a finding
         scene.trial.violated(f"{what} fails by {type(error).__name__}: {error}"[:500])
     return None
 
@@ -567,7 +567,7 @@ async def _asked(scene: Scene, what: str, call: Awaitable[Any]) -> Any:
 
 
 def _troubles(scene: Scene, *, all_of_them: bool) -> list[Callable[[], Awaitable[None]]]:
-    """Return what else can be wrong with a topic, each for a while."""
+    """Return other things that can be wrong with a topic for a while."""
     chance, keys = scene.trial.random, scene.keys
     names = list(keys.types())
     chance.shuffle(names)
@@ -578,7 +578,7 @@ def _troubles(scene: Scene, *, all_of_them: bool) -> list[Callable[[], Awaitable
     ]
     chance.shuffle(metas)
     last: list[str] = []
-    if not all_of_them:  # a doorbell that was broken is not heard for a minute, so that comes last
+    if not all_of_them:  # a broken doorbell is ignored for a minute, so that comes last
         last = [keys.doorbell]
         names = [name for name in names if "doorbell" not in name][:3]
         metas = [("token", b"nan"), ("turn", b"inf"), *metas[:6]]  # both were found here
@@ -599,9 +599,9 @@ def _troubles(scene: Scene, *, all_of_them: bool) -> list[Callable[[], Awaitable
 
 
 async def _wrong_type(scene: Scene, name: str) -> None:
-    """Let a key hold another type for a while: the other topic goes on, and then this one."""
+    """Give a key another type for a while: the other topic continues, and later this one."""
     what = scene.doing = f"{name} holds a set"
-    scene.trial.count("keys of a wrong type")
+    scene.trial.count("keys of the wrong type")
     async with broken(scene.raw, name):
         calm = [await scene.produce_good(CALM) for _ in range(3)]
         await _asked(scene, what, scene.mq.produce(TOPIC, {"body": "x"}))
@@ -612,10 +612,10 @@ async def _wrong_type(scene: Scene, name: str) -> None:
 
 
 async def _wrong_meta(scene: Scene, name: str, value: bytes) -> None:
-    """Let a field of the topic's own be nonsense; messages are handled all the same."""
+    """Overwrite a field of the topic with nonsense; messages must still be handled."""
     raw, keys = scene.raw, scene.keys
     what = scene.doing = f"{name} is {value!r}"
-    scene.trial.count("fields of a wrong value")
+    scene.trial.count("fields with a wrong value")
     kept = await raw.hget(keys.meta, name)
     await raw.hset(keys.meta, name, value)
     try:
@@ -631,7 +631,7 @@ async def _wrong_meta(scene: Scene, name: str, value: bytes) -> None:
 
 
 async def _wrong_receipts(scene: Scene) -> None:
-    """Overwrite every receipt; what is sent once is done once all the same."""
+    """Overwrite every receipt; a call that is sent once must still take effect once."""
     raw, chance = scene.raw, scene.trial.random
     async for key in raw.scan_iter(scene.keys.receipt("*"), count=1000):
         await raw.set(key, chance.choice((b"", b"x", b"-1 1", chance.randbytes(20), b"1" * 400)))
@@ -640,7 +640,7 @@ async def _wrong_receipts(scene: Scene) -> None:
 
 
 async def _wrong_registry(scene: Scene) -> None:
-    """Let topics and workers be listed that are none."""
+    """List topics and workers that do not exist."""
     raw, keys, admin = scene.raw, scene.mq.store.keys, scene.mq.admin
     names = (b"\xff\xfe", b"", b"a b", b"{x}", b"x" * 500, b"odd-1", b"odd-2", b"odd-3", b"odd-4")
     counts = (b"", b"abc", b"-1", b"0", b"1e9", b"9" * 30, b"\xff", b"1", b"nan")
@@ -659,7 +659,7 @@ async def _wrong_registry(scene: Scene) -> None:
 
 
 async def _doors(scene: Scene, count: int, *, first: bool) -> None:
-    """Produce what nobody should; each is refused with a reason, or handled."""
+    """Produce hostile input; each piece is refused with a reason, or handled."""
     offers = [*_offers(), *_random_offers(scene, count)] if first else _random_offers(scene, count)
     taken: list[str] = []
     for what, refused, offer in offers:
@@ -667,21 +667,21 @@ async def _doors(scene: Scene, count: int, *, first: bool) -> None:
         try:
             id = await scene.mq.produce(**{"topic": DOOR, "payload": 1, **offer})
         except InvalidInput as error:
-            scene.trial.count("refused at the door")
+            scene.trial.count("refused by produce")
             text = str(error)
             scene.trial.expect(10 < len(text) < 1000, f"{what}: refused with {text[:200]!r}")
             scene.trial.expect(refused is not False, f"{what}: refused: {text[:200]}")
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
+        except Exception as error:  # noqa: BLE001 - any error is a finding
             scene.trial.violated(f"{what}: {type(error).__name__}: {error}"[:500])
         else:
-            scene.trial.count("taken at the door")
-            scene.trial.expect(refused is not True, f"{what}: taken as {id}")
+            scene.trial.count("accepted by produce")
+            scene.trial.expect(refused is not True, f"{what}: accepted as {id}")
             taken.append(id)
-    await scene.until_handled(taken, "what was taken at the door")
+    await scene.until_handled(taken, "what produce accepted")
 
 
 Offer = tuple[str, bool | None, dict[str, Any]]
-"""What it is, whether it must be refused (None: either will do), and the produce."""
+"""What it is, whether it must be refused (None: either is fine), and the produce."""
 
 
 def _nested(depth: int) -> Any:
@@ -692,7 +692,7 @@ def _nested(depth: int) -> Any:
 
 
 def _offers() -> Iterator[Offer]:
-    """Yield what is known to be hostile."""
+    """Yield input that is known to be hostile."""
     for topic in ("", "a b", "a@b", "{x}", "a\n", "é", "\ud800", "x" * 129, None, 5, b"x", ".x"):
         yield f"topic {topic!r:.40}", True, {"topic": topic}
     for topic in ("-x", "../x", "x/1", "x\x00", "*", "x" * 10**6):
@@ -734,7 +734,7 @@ def _offers() -> Iterator[Offer]:
 
 
 def _random_offers(scene: Scene, count: int) -> Iterator[Offer]:
-    """Yield names, headers and payloads that chance makes."""
+    """Yield random names, headers and payloads."""
     chance = scene.trial.random
 
     def text(most: int) -> str:
@@ -769,7 +769,7 @@ def _random_offers(scene: Scene, count: int) -> Iterator[Offer]:
 
 
 async def _judge(scene: Scene) -> None:
-    """Every good message was handled once, as it was."""
+    """Check that every good message was handled once, unchanged."""
     trial = scene.trial
     for id in scene.good:
         runs = scene.runs[id]
@@ -778,7 +778,7 @@ async def _judge(scene: Scene) -> None:
     trial.figures["good messages handled"] = sum(1 for id in scene.good if scene.runs[id])
     longest, doing = scene.stall
     trial.figures["longest stall of a good message, s"] = round(longest, 2)
-    trial.figures["… it came about with"] = doing
+    trial.figures["… while testing"] = doing
     trial.expect(longest <= PROMPT, f"a good message waited {longest:.1f} s: {doing}")
     trial.tables["Junk in the keys of a topic, and how it ended"] = [
         ["junk", "written", *_ENDS.values()],
@@ -789,7 +789,7 @@ async def _judge(scene: Scene) -> None:
     ]
     for topic in (TOPIC, CALM, DOOR):
         for violation in await scene.mq.admin.audit(topic):
-            trial.violated(f"audit at last: {violation}")
+            trial.violated(f"audit at the end: {violation}")
 
 
 FAULT: Final = Fault(

@@ -1,7 +1,7 @@
 """What processes did, in one file that all of them append to.
 
-A process may be killed in the middle of a line. So each line begins with its line break: what was
-torn ends where the next line begins, and is left out.
+A process may be killed in the middle of a line. So each line begins with its line break: a torn
+line ends where the next one begins, and is left out.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class What(StrEnum):
     PRODUCED = "produced"
     """They have these ids."""
     REFUSED = "refused"
-    """They were not stored: the error says so."""
+    """They were not stored, says the error."""
     UNKNOWN = "unknown"
-    """Whether they were stored, nobody knows."""
+    """It is unknown whether they were stored."""
 
     # the store of a worker
     LEASED = "leased"
@@ -37,12 +37,12 @@ class What(StrEnum):
     CALL = "call"
     """A script is about to be called for these claims."""
     ANSWER = "answer"
-    """What it has answered."""
+    """What it answered."""
 
     GAVE_UP = "gave up"
-    """A worker has ended with this error. It begins again, as a supervisor would let it."""
+    """A worker ended with this error. It starts again, as under a supervisor."""
     STARVED = "starved"
-    """The process did not run since then: the machine was busy, or the lab had frozen it."""
+    """The process has not run since then: the machine was busy, or the lab froze it."""
 
     # handlers
     START = "start"
@@ -57,10 +57,10 @@ class What(StrEnum):
     FROZEN = "frozen"
     THAWED = "thawed"
     TROUBLE = "trouble"
-    """From here on leases may be lost without anybody's death: the server or the network fails."""
+    """From here on leases may be lost although no worker died: the server or the network fails."""
     CALM = "calm"
     FORGOT = "forgot"
-    """The server was killed, and may have forgotten some of what it has done since then."""
+    """The server was killed, and may have forgotten what it has done since then."""
 
 
 class Note(msgspec.Struct, array_like=True):
@@ -68,22 +68,22 @@ class Note(msgspec.Struct, array_like=True):
 
     what: What
     at: float
-    """Of the monotonic clock, which all processes of a machine share."""
+    """Monotonic time; all processes of a machine share that clock."""
     who: str
     """The worker or producer."""
     call: int = 0
-    """Which call, to tell an answer's."""
+    """The number of the call, which its answer repeats."""
     script: str = ""
     ids: list[str] = msgspec.field(default_factory=list)
     tokens: list[int] = msgspec.field(default_factory=list)
     words: list[str] = msgspec.field(default_factory=list)
     """Labels of producers and handlers, answers of scripts, who lost a lease."""
     since: float = 0.0
-    """When what is noted now was asked for."""
+    """When the call that is noted was made."""
 
 
 class Journal:
-    """Where one process writes its notes."""
+    """The journal of one process."""
 
     def __init__(self, path: Path, who: str) -> None:
         self.who = who
@@ -103,7 +103,7 @@ class Journal:
         words: Sequence[str] = (),
         since: float = 0.0,
     ) -> None:
-        """Write down what happens now."""
+        """Write a note."""
         line = (what, time.monotonic(), who or self.who, call, script, ids, tokens, words, since)
         os.write(self._file, b"\n" + self._encode(line))
 
@@ -122,4 +122,4 @@ def read(path: Path) -> Iterator[Note]:
                 try:
                     yield decode(line)
                 except msgspec.DecodeError:
-                    continue  # torn just behind a bracket
+                    continue  # torn right after a bracket

@@ -26,20 +26,20 @@ ROUNDING: Final = 1
 
 
 class Rules(NamedTuple):
-    """What holds for each key of a topic, or for the whole topic."""
+    """The rules for each key of a topic, or for the whole topic."""
 
     running: int | None = None
     ordered: bool = False
     rate: Rate | None = None
     per_key: bool = True
-    """Whether they hold for each key; False: for all messages together."""
+    """Whether they apply per key; False: to all messages together."""
 
 
 class Entry(NamedTuple):
     """One line of the server's history."""
 
     at: int
-    """Milliseconds of the server's clock."""
+    """In milliseconds, by the server's clock."""
     what: str
     ids: list[str]
     """KEY.NUMBER, numbered in the order of the produces."""
@@ -63,7 +63,7 @@ def check(
     steady_until: float = float("inf"),
     rounding: float = ROUNDING,
 ) -> Found:
-    """Replay a history. Times count up to `steady_until`: then the clock was set."""
+    """Replay a history. Times count only until `steady_until`, when the clock was set."""
     found = Found()
     leased: defaultdict[str, set[str]] = defaultdict(set)
     open_head: dict[str, str] = {}

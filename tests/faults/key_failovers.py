@@ -2,13 +2,13 @@
 
 Workers are killed and frozen at the same time, and a topic gets more partitions. What counts is the
 history of the primaries at the end. Each script writes its history together with the state, so the
-limits hold in it also where replication has lost the last calls. Nothing may be stuck or left over.
+history obeys the limits even if replication lost the last calls. Nothing may be stuck or left over.
 
-The servers keep an append-only file: Sentinels may promote a primary again that has just been
-restarted, and if it were empty, all would be lost.
+The servers keep an append-only file: Sentinels may promote a primary that has just restarted, and
+if it were empty, everything would be lost.
 
-An old primary that thaws takes writes until it is demoted, and these are lost. So a message may be
-lost if it was produced during a failover, and at no other time.
+An old primary that thaws accepts writes until it is demoted, and these are lost. So a message may
+be lost if it was produced during a failover, and at no other time.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ PARTITIONS: Final = 2
 GROWN: Final = 6
 """Partitions at the end."""
 LATE: Final = 25
-"""Milliseconds by which a noted time may be off on Redis: it gives an entry the time at which it is
-written, not that of the script, and the server may have to wait for a processor in between."""
+"""Milliseconds by which a noted time may be off on Redis: an entry gets the time at which it is
+written, not that of the script, and the server may have to wait for the CPU in between."""
 CALM: Final = 4.0
-"""Seconds before each failover in which nothing may be lost, except for the last of them."""
+"""Seconds before each failover in which nothing may be lost, except in the last one."""
 IDLE: Final = 20.0
-"""Seconds in which a topic with messages must get something done once all servers are back. Workers
-learn of new partitions every 15 seconds."""
+"""Seconds in which a topic with messages must make progress once all servers are back. Workers look
+for new partitions every 15 seconds."""
 
 
 class Declared(NamedTuple):
-    """The limits of a topic, and the rules by which its history is checked."""
+    """The limits of a topic, and the rules for its history."""
 
     options: dict[str, Any]
     rules: tuple[Rules, ...]
@@ -79,11 +79,11 @@ TOPICS: Final = {
     ),
 }
 NAMES: Final = (*TOPICS, *(partition("parted", number) for number in range(1, GROWN)))
-"""As the store knows them: a key that moves is in two partitions, and each applies the limits."""
+"""As the store has them: a key that moves is in two partitions, and each applies the limits."""
 
 
 def work(place: Place, name: str) -> None:
-    """Be a worker until killed."""
+    """Run a worker until it is killed."""
     member.begin(place.log)
     asyncio.run(_work(place, name))
 
@@ -94,7 +94,7 @@ async def _work(place: Place, name: str) -> None:
     async def handle(payload: int, delivery: Delivery) -> None:
         await asyncio.sleep(WORK)
         if payload % FAILING == 0 and delivery.attempt == 1:
-            raise ValueError("as told")
+            raise ValueError("as planned")
 
     settings: dict[str, Any] = {"retry": RETRY, "max_attempts": 1_000, "max_crashes": 1_000}
     for topic, declared in TOPICS.items():
@@ -104,12 +104,12 @@ async def _work(place: Place, name: str) -> None:
             async with mq:
                 await Worker(mq, name=name, concurrency=20).run()
             return
-        except MxRmqError:  # the server is away: a supervisor would start us again
+        except MxRmqError:  # the server is away: a supervisor would restart us
             await asyncio.sleep(0.1)
 
 
 class Producer:
-    """Produces messages of every key, again and again."""
+    """Produces messages of every key, over and over."""
 
     def __init__(self, trial: Trial, mq: MessageQueue) -> None:
         self._trial = trial
@@ -174,7 +174,7 @@ class Nodes(Cluster):
 
 
 async def run(trial: Trial) -> None:
-    """Fail over so many times, every second time in a cluster, four times per set of servers."""
+    """Fail over this many times, every second time in a cluster, four times per set of servers."""
     for figure in (
         "Sentinel failovers",
         "cluster failovers",
@@ -227,7 +227,7 @@ async def _hold(trial: Trial, site: Sentinels | Nodes, what: str, ways: list[Way
 async def _fail_over(
     trial: Trial, site: Sentinels | Nodes, staff: Staff, mq: MessageQueue, way: Way, grown: int
 ) -> tuple[float, float]:
-    """Let a primary fail; return from when to when what is produced may be lost."""
+    """Fail a primary; return the time span in which produced messages may be lost."""
     if isinstance(site, Nodes):
         site.topic = trial.random.choice(list(TOPICS))
     await asyncio.sleep(CALM)
@@ -263,7 +263,7 @@ async def _grow(mq: MessageQueue, partitions: int) -> None:
 
 
 async def _drain(trial: Trial, what: str, mq: MessageQueue) -> None:
-    """Wait until nothing is left to do. Topics may have much to do, but must all get on with it."""
+    """Wait until nothing is left to do. All topics must make progress meanwhile."""
     began = time.monotonic()
     least: dict[str, tuple[int, float]] = {}
     backlog, longest, slowest = 0, 0.0, ""
@@ -285,21 +285,21 @@ async def _drain(trial: Trial, what: str, mq: MessageQueue) -> None:
             return
         await asyncio.sleep(0.05)
     took = time.monotonic() - began
-    trial.say(f"{what}: {backlog} messages in {took:.1f} s, {slowest} none for {longest:.1f} s")
+    trial.say(f"{what}: {backlog} messages in {took:.1f} s; none of {slowest} for {longest:.1f} s")
     for figure, seconds in (
-        ("longest until all was handled, s", took),
-        ("longest in which a topic got nothing done, s", longest),
+        ("longest until everything was handled, s", took),
+        ("longest time without progress in a topic, s", longest),
     ):
         before = trial.figures.get(figure, 0)
         assert not isinstance(before, str)
         trial.figures[figure] = max(round(seconds, 1), before)
-    trial.expect(longest < IDLE, f"{what}: {slowest} got nothing done for {longest:.1f} s")
+    trial.expect(longest < IDLE, f"{what}: {slowest} made no progress for {longest:.1f} s")
 
 
 async def _check(
     trial: Trial, what: str, site: Sentinels | Nodes, mq: MessageQueue
 ) -> set[tuple[str, str]]:
-    """Hold the history of the primaries against the rules, and their keys against the audit.
+    """Check the history of the primaries against the rules, and their keys by the audit.
 
     Returns the topics and ids of the messages that have ended.
     """
@@ -337,7 +337,7 @@ def _check_lost(
     ended: set[tuple[str, str]],
     failovers: list[tuple[float, float]],
 ) -> None:
-    """Count what is lost. What was produced at another time than a failover may not be."""
+    """Count lost messages. Only those produced during a failover may be lost."""
     lost = producer.acknowledged.keys() - ended
     trial.count("acknowledged during a failover, lost", len(lost))
     calm = {

@@ -1,6 +1,6 @@
 """Limits and order by key: workers killed and frozen, the server killed, its clock set.
 
-Three topics: two messages of a key at a time, one at a time and in order, and so many per second.
+Three topics: two messages of a key at a time, one at a time and in order, and a number per second.
 What counts is the server's own view: the history that its scripts wrote in the order in which they
 ran. It says which messages were leased at any moment.
 """
@@ -33,14 +33,14 @@ WORKERS: Final = 3
 LEASE: Final = 1.0
 RETRY: Final = 0.05
 FAILING: Final = 7
-"""Every so many messages of a key fail once."""
+"""One in this many messages of a key fails once."""
 MESSAGES: Final = 4
 """Messages of each key and topic for one fault."""
 WORK: Final = 0.02
 """Seconds that a handler takes."""
 JUMPS: Final = (300.0, 0.0, -300.0, 300.0)
-"""Where the server's clock is set. At the end it is ahead again: what was to be retried while it
-was ahead is due only then."""
+"""Offsets of the server's clock. At the end it is ahead again: retries that were planned while it
+was ahead are due only then."""
 HISTORY: Final = 1_000_000
 STUCK: Final = 60.0
 
@@ -52,7 +52,7 @@ TOPICS: Final = {
 
 
 class Place(NamedTuple):
-    """Where the workers are."""
+    """The URL and files that the workers share."""
 
     url: str
     log: Path
@@ -60,7 +60,7 @@ class Place(NamedTuple):
 
 
 def work(place: Place, name: str) -> None:
-    """Be a worker until killed."""
+    """Run a worker until it is killed."""
     member.begin(place.log)
     if place.bug:
         switch_on(place.bug)
@@ -73,7 +73,7 @@ async def _work(place: Place, name: str) -> None:
     async def handle(payload: int, delivery: Delivery) -> None:
         await asyncio.sleep(WORK)
         if payload % FAILING == 0 and delivery.attempt == 1:
-            raise ValueError("as told")
+            raise ValueError("as planned")
 
     for topic, rules in TOPICS.items():
         limit = Limit(running=rules.running, rate=rules.rate)
@@ -92,7 +92,7 @@ class Crowd(Staff):
         self.ids: dict[str, list[str]] = {topic: [] for topic in TOPICS}
 
     async def produce(self, mq: MessageQueue) -> None:
-        """Produce some more of every key. A repeated call makes no second message."""
+        """Produce more messages of every key. A repeated call makes no second message."""
         numbers = range(self._sent, self._sent + MESSAGES)
         self._sent += MESSAGES
         for topic in TOPICS:
@@ -104,12 +104,12 @@ class Crowd(Staff):
 
 
 async def run(trial: Trial) -> None:
-    """Inject so many faults, in turn: kills, zombies, server kills; then jumps of the clock."""
+    """Inject this many faults in turn: kills, zombies, server kills; then jumps of the clock."""
     await hold(trial)
 
 
 async def hold(trial: Trial, bug: str = "") -> None:
-    """The same, perhaps with a deliberate bug."""
+    """Run the trial, perhaps with a deliberate bug."""
     clock = SetClock(trial.directory)
     options = ("--appendonly", "yes", "--appendfsync", "always")
     directory = trial.directory / "server"
@@ -139,7 +139,7 @@ async def hold(trial: Trial, bug: str = "") -> None:
 
 
 async def _check(trial: Trial, mq: MessageQueue, crowd: Crowd, steady: dict[str, str]) -> None:
-    """Hold the server's history against the rules, and its keys against the audit."""
+    """Check the server's history against the rules, and its keys by the audit."""
     async with Redis.from_url(crowd.server.url, decode_responses=True) as raw:
         for topic, rules in TOPICS.items():
             key = f"mx-rmq:{{{topic}}}"
@@ -180,5 +180,10 @@ async def _last_ids(server: Server) -> dict[str, str]:
 
 
 FAULT: Final = Fault(
-    "keys", "limits and order by key, with all of these", run, unit="faults", short=8, full=200
+    "keys",
+    "limits and order by key, with workers and servers killed and clocks set",
+    run,
+    unit="faults",
+    short=8,
+    full=200,
 )

@@ -1,7 +1,7 @@
 """Workers are killed at random, hundreds of times, while producers run.
 
-Every worker runs a monitor and a scheduler of its own, so these die as often. Now and then it is
-the supervisor of others: then they must stop by themselves.
+Every worker runs its own monitor and scheduler, so these die as often. Now and then a supervisor is
+killed: then its workers must stop on their own.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ if TYPE_CHECKING:
     from tests.faults.trial import Trial
 
 WORKERS: Final = 6
-"""So many that some work while others begin."""
+"""Enough that some work while others start."""
 MESSAGES: Final = 200
-"""Messages for one kill in the campaign."""
+"""Messages per kill in the campaign."""
 MIX: Final = Mix(work=60)
 SHORT_MESSAGES: Final = 50
 """The same in `make test`."""
 SHORT_MIX: Final = Mix(work=250)
 """Fewer messages take longer, so that they last until the last kill."""
 AHEAD: Final = 20
-"""For how many kills to come messages are produced."""
+"""How many kills ahead messages are produced."""
 PACE: Final = 0.06
 """Seconds between two kills."""
 CALM: Final = 50
-"""Kills of a full trial that come one by one, to see how soon the others take over."""
+"""Kills of a full trial that come one by one, to measure how soon others take over."""
 SUPERVISED: Final = 50
-"""Every so many kills a supervisor dies, and before it one of its processes."""
+"""One in this many kills takes a supervisor, and one of its processes before it."""
 RECOVERED_WITHIN: Final = 2.0
 """Seconds beyond the lease within which the messages of a dead worker run again (p99)."""
 IN_HAND: Final = 0.8
-"""The share of the killed who must have had messages in their hands."""
+"""The share of killed workers that must have held messages."""
 
 
 async def run(trial: Trial) -> None:
-    """Kill so many workers."""
+    """Kill this many workers."""
     is_short = trial.size <= FAULT.short
     messages = trial.size * (SHORT_MESSAGES if is_short else MESSAGES)
     mix = SHORT_MIX if is_short else MIX
@@ -69,7 +69,7 @@ async def run(trial: Trial) -> None:
 
 
 async def kill_one_by_one(scene: Scene, kills: int) -> float:
-    """Kill workers, each when the last one's messages are with others; return when it was over."""
+    """Kill workers, each after the last one's messages were taken over; return when it ended."""
     for number in range(kills):
         (hand,) = await scene.catch()
         scene.kill(hand)
@@ -80,7 +80,7 @@ async def kill_one_by_one(scene: Scene, kills: int) -> float:
 
 
 async def kill_in_a_storm(scene: Scene, kills: int) -> None:
-    """Kill workers so quickly that many die of which the last one's messages have not returned."""
+    """Kill workers so fast that many die before the last one's messages are taken over."""
     trial = scene.trial
     supervisor = Supervisor(scene.place)
     for number in range(kills):
@@ -103,10 +103,10 @@ async def kill_in_a_storm(scene: Scene, kills: int) -> None:
 
 
 def tell(trial: Trial, checked: Checked) -> None:
-    """Put what was counted into the figures."""
+    """Put the counts into the figures."""
     for what, count in checked.counts.items():
         trial.count(what, count)
-    trial.count("runs beside the first", sum(checked.causes.values()))
+    trial.count("extra runs", sum(checked.causes.values()))
     for cause, count in checked.causes.most_common():
         trial.count(f"… because {cause}", count)
     for kind in ("leased by two", "produced twice", "a run without a cause"):
@@ -114,7 +114,7 @@ def tell(trial: Trial, checked: Checked) -> None:
 
 
 def recovery(trial: Trial, checked: Checked, lease: float, before: float) -> None:
-    """Tell how soon the messages of those were run again who were killed before a moment."""
+    """Report how soon messages ran again, for workers killed before a moment."""
     found = [seconds for killed, seconds in checked.recoveries if killed < before]
     p99 = percentile(found, 0.99)
     trial.figures["messages of workers killed one by one, run again"] = len(found)

@@ -1,6 +1,6 @@
-"""The processes of the lab: workers and producers that are real, and write down what they do.
+"""The processes of the lab: real workers and producers that write down what they do.
 
-They are forked from a server that has imported everything, so that one costs milliseconds.
+They are forked from a server that has imported everything, so each costs only milliseconds.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ RETRY: Final = 0.05
 LINGER: Final = 0.02
 """Seconds that a batch waits until it is full."""
 DEAD_AFTER: Final = 2
-"""Attempts of a message that shall die."""
+"""Attempts of a message that must die."""
 
 FORKS: Final = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["tests.faults.member"])
 
 
 class Place(NamedTuple):
-    """Where the processes of a scene meet."""
+    """The URL and files that the processes of a scene share."""
 
     url: str
     history: Path
@@ -56,9 +56,9 @@ class Place(NamedTuple):
     lease: float
     patience: float = 10.0
     fences: Path | None = None
-    """An SQLite file in which every run leaves its fence; None: none does."""
+    """An SQLite file in which every run leaves its fence; None: runs leave none."""
     batch: int = 0
-    """Messages for one call, at the most; 0: they are handled one by one."""
+    """Messages per call, at most; 0: they are handled one by one."""
 
 
 class Hired(NamedTuple):
@@ -68,11 +68,11 @@ class Hired(NamedTuple):
     concurrency: int = 10
     prefetch: int = 10
     bug: str = ""
-    """A deliberate fault of tests/faults/bugs.py, to test the checker."""
+    """A bug of tests/faults/bugs.py, to test the checker."""
 
 
 class Order(NamedTuple):
-    """What a producer shall produce."""
+    """What a producer must produce."""
 
     name: str
     seed: str
@@ -80,13 +80,13 @@ class Order(NamedTuple):
     allowed: Any
     """A number that all processes share: how many messages each producer may have made by now.
 
-    Infinity: it makes the rest of them, and ends.
+    Infinity: it makes the rest, and ends.
     """
     mix: Mix = Mix()
     most: int = 50
-    """Messages of one call."""
+    """Messages per call."""
     backlog: int = 1_000
-    """Messages that may wait before it waits; 0: it never does."""
+    """It pauses while more messages than this wait; 0: it never pauses."""
 
     @property
     def is_paced(self) -> bool:
@@ -104,7 +104,7 @@ def start(program: Any, *args: Any) -> Any:
 
 
 def work(place: Place, hired: Hired) -> None:
-    """Be a worker until killed or told to stop."""
+    """Run a worker until it is killed or told to stop."""
     begin(place.log)
     asyncio.run(_work(place, hired))
 
@@ -121,13 +121,13 @@ async def _work(place: Place, hired: Hired) -> None:
         try:
             await worker.run()
             return
-        except MxRmqError as error:  # the server is away: a supervisor would start us again
+        except MxRmqError as error:  # the server is away: a supervisor would restart us
             journal.note(What.GAVE_UP, words=[repr(error)])
             await asyncio.sleep(0.1)
 
 
 def make(place: Place, journal: Journal) -> MessageQueue:
-    """Return the queue of a worker, whose handlers do what the label says."""
+    """Return the queue of a worker; its handlers do what the label says."""
     RecordedStore.journal = journal
     threading.Thread(target=_watch, args=(journal, place.lease), daemon=True).start()
     vars(mx_rmq.queue)["Store"] = RecordedStore
@@ -144,7 +144,7 @@ def make(place: Place, journal: Journal) -> MessageQueue:
             leave_fence(place.fences, delivery)
         if errand.end is End.DEAD or delivery.attempt <= errand.fails:
             _note(journal, What.FAIL, delivery, errand.label)
-            raise ValueError("as told")
+            raise ValueError("as planned")
         _note(journal, What.END, delivery, errand.label)
 
     def finish_all(errands: list[Errand], batch: Batch) -> None:
@@ -190,9 +190,9 @@ def make(place: Place, journal: Journal) -> MessageQueue:
 
 
 def _watch(journal: Journal, lease: float) -> None:
-    """Note when this process has waited for a processor, in the last lease, a third of it in all.
+    """Note when this process had no CPU for a third of the last lease.
 
-    Then it may lose one: an extension has to get through in what is left.
+    Then it may lose a lease: too little time is left to extend it.
     """
     step = lease / 20
     late: deque[tuple[float, float]] = deque()
@@ -225,8 +225,8 @@ def make_fences(path: Path) -> None:
 def leave_fence(path: Path, delivery: Delivery) -> None:
     """Write as a handler should: only over an older fence.
 
-    This may take as long as another worker is frozen while it holds the file's lock, so it must not
-    happen in the event loop.
+    This may block as long as a frozen worker holds the file's lock, so it must not run in the event
+    loop.
     """
     with closing(sqlite3.connect(path, timeout=30)) as db, db:
         accepted = db.execute(
@@ -241,7 +241,7 @@ def leave_fence(path: Path, delivery: Delivery) -> None:
 
 
 def produce(place: Place, order: Order) -> None:
-    """Be a producer until all is produced."""
+    """Run a producer until everything is produced."""
     begin(place.log)
     asyncio.run(_produce(place, order))
 
@@ -263,7 +263,7 @@ async def _produce(place: Place, order: Order) -> None:
 async def _produce_batch(
     mq: MessageQueue, journal: Journal, errands: list[Errand], *, own: bool
 ) -> None:
-    """Produce, and again what may or may not be there: with an own id that makes no second one."""
+    """Produce; if it is unknown what was stored, again: a custom id makes no second message."""
     one = errands[0]
     labels = [errand.label for errand in errands]
     ids = [f"{errand.producer}.{errand.number}" for errand in errands] if own else None
@@ -313,7 +313,7 @@ async def _may_go_on(mq: MessageQueue, order: Order, number: int) -> bool:
 
 
 def begin(log_file: Path) -> None:
-    """Begin as a process of the lab: it ends with the lab, and logs errors to this file."""
+    """Start as a process of the lab: it ends with the lab, and logs errors to this file."""
     threading.Thread(target=_end_with_the_lab, daemon=True).start()
     log = os.open(log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.dup2(log, 2)

@@ -1,4 +1,4 @@
-"""The server reaches its maxmemory under load: produce is refused, everything else goes on."""
+"""The server reaches maxmemory under load: produce is refused, everything else works."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ HELD: Final = 8
 HELD_FOR: Final = 2.5
 """Seconds for which their handlers run."""
 QUICKLY: Final = 5.0
-"""Seconds within which a produce is refused, on a busy machine. Its patience would last for ten."""
+"""Seconds within which a produce is refused on a busy machine. Its patience is ten."""
 RULE: Final = "raise maxmemory"
 """What a refusal must name."""
 
@@ -58,13 +58,13 @@ class Produced:
 
 @dataclass
 class Load:
-    """Producers that go on whatever the server says."""
+    """Producers that continue whatever the server answers."""
 
     mq: MessageQueue
     random: random.Random
     produced: dict[str, Produced] = field(default_factory=dict)
     refused: list[tuple[float, float, ServerFull]] = field(default_factory=list)
-    """When it was asked for and when it was refused."""
+    """When it was called, and when it was refused."""
     failed: list[MxRmqError] = field(default_factory=list)
     going: bool = True
 
@@ -115,19 +115,19 @@ async def run(trial: Trial) -> None:
 
 
 class Cycle:
-    """A server that fills up once, and has room again."""
+    """A server that fills up once, then has room again."""
 
     def __init__(self, trial: Trial, kind: Kind, directory: Path, *, newcomer: bool) -> None:
         self.trial = trial
         self.directory = directory
         self._name = f"{directory.name}, {kind}"
         self._newcomer = newcomer
-        """Whether the worker that stays comes when there is no memory any more."""
+        """Whether the lasting worker starts when the memory is already full."""
         self._random = random.Random(trial.random.random())
         self._server = Server(kind, directory / "d")
 
     async def turn(self) -> None:
-        """Load, no memory, a killed worker; everything is worked off; memory, and all goes on."""
+        """Apply load, take the memory, kill a worker, drain; then give memory and continue."""
         self.directory.mkdir()
         async with AsyncExitStack() as stack:
             url = stack.enter_context(self._server).url
@@ -148,12 +148,12 @@ class Cycle:
             await until(lambda: len(load.produced) >= enough)
             load.going = False
             await asyncio.gather(*producing)
-            await self._until_empty("when there was memory again")
+            await self._until_empty("once there was memory again")
             await self._audit("at the end")
             await self._check(load, victim)
 
     async def _worker(self, stack: AsyncExitStack) -> None:
-        """Let a worker of this process come, and stay."""
+        """Start a worker in this process that stays."""
         file = os.open(self.directory / "history", os.O_WRONLY | os.O_APPEND)
         stack.callback(os.close, file)
         mq = crew.make(self._server.url, file, {**OPTIONS})
@@ -272,7 +272,7 @@ class Runs:
 
 FAULT: Final = Fault(
     name="memory",
-    title="maxmemory below what is used, under load, while a worker is killed; then memory again",
+    title="maxmemory set below what is used, under load, while a worker is killed; then raised",
     run=run,
     unit="cycles",
     short=1,

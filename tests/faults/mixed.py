@@ -1,7 +1,7 @@
 """Everything at once: subscriptions, batches, follow-ups, flows, steps, signals, and a schedule.
 
 Every worker does all of it, while workers are killed and frozen and the server is killed. The
-checkers are those of the trials of each part; ticks and follow-ups of subscriptions are added.
+checkers are those of the single trials, plus checks of ticks and of follow-ups of subscriptions.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 WORKERS: Final = 3
 ORDERS: Final = 20
-"""Messages for the subscriptions, for one fault."""
+"""Messages for the subscriptions, per fault."""
 TICKS: Final = "ticks"
 EVERY_SECOND: Final = "* * * * * *"
 TOPICS: Final = (*subscriptions.TOPICS, *steps.TOPICS, "receipt", "tick")
 
 
 def work(place: Place, name: str) -> None:
-    """Be a worker until killed."""
+    """Run a worker until it is killed."""
     member.begin(place.log)
     asyncio.run(_work(place, name))
 
@@ -48,7 +48,7 @@ async def _work(place: Place, name: str) -> None:
     async def bill(number: int, delivery: Delivery) -> None:
         delivery.produce("receipt", number)
         if number % 7 == 0 and delivery.attempt == 1:
-            raise ValueError("as told")
+            raise ValueError("as planned")
 
     @mq.handler(TOPIC, subscription="search", **SETTINGS)
     async def index(number: int, delivery: Delivery) -> None:
@@ -60,7 +60,7 @@ async def _work(place: Place, name: str) -> None:
         await asyncio.sleep(0.01)
         for place, (number, delivery) in enumerate(zip(numbers, batch, strict=True)):
             if number % 11 == 0 and delivery.attempt == 1:
-                batch.fail(place, "as told")
+                batch.fail(place, "as planned")
 
     @mq.handler("receipt", **SETTINGS)
     async def print_receipt(_: int) -> None:
@@ -112,7 +112,7 @@ async def run(trial: Trial) -> None:
 
 
 async def _check_totals(trial: Trial, mq: MessageQueue, orders: int) -> None:
-    """Each bill has one receipt, and no message of receipts and ticks is left."""
+    """Check that each bill has one receipt, and no receipt or tick is left."""
     for topic in ("receipt", "tick"):
         totals = (await mq.admin.stats(topic)).totals
         produced, completed = totals.produced, totals.completed
@@ -124,7 +124,7 @@ async def _check_totals(trial: Trial, mq: MessageQueue, orders: int) -> None:
 
 
 def check_ticks(seen: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Yield what is wrong: a tick makes one message, however often that one is handled."""
+    """Yield violations: a tick makes one message, however often that is handled."""
     ids: defaultdict[str, set[str]] = defaultdict(set)
     for tick, id in seen:
         ids[tick].add(id)
@@ -137,7 +137,7 @@ def check_ticks(seen: Iterable[tuple[str, str]]) -> Iterator[str]:
 
 FAULT: Final = Fault(
     "mixed",
-    "subscriptions, batches, flows, steps and a schedule at once, with all of these",
+    "subscriptions, batches, flows, steps and a schedule at once, with workers and servers killed",
     run,
     unit="faults",
     short=4,

@@ -1,10 +1,10 @@
 """Parts of a worker are killed under load: each in turn, again and again, or all at once.
 
-A life is a real queue and worker in an event loop and a thread of its own. Its loops and tasks are
-cancelled, its threads are struck by an exception, no thread can be started for a while, every log
-call and a subscriber raise, or all tasks of the loop are cancelled. The same worker must restart
-what died, handle every message and end with nothing in hand. In some lives a part is killed
-whenever it lives: that worker must fail, and another one handles what it left.
+A life is a real queue and worker with its own event loop and thread. Its loops and tasks are
+cancelled, exceptions are raised in its threads, no thread can start for a while, every log call and
+a subscriber raise, or all tasks of the loop are cancelled. The same worker must restart what died,
+handle every message and end holding none. In some lives one part is killed again and again: that
+worker must fail, and another one handles what it left.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ LEASE: Final = 1.0
 EACH: Final = 40
 """Kills in one life."""
 ALL_AT_ONCE: Final = 3
-"""How often all tasks are cancelled in one life, at the most: more would let the worker fail."""
+"""At most how often all tasks are cancelled in one life: more would make the worker fail."""
 MOMENTS: Final = 500
-"""Turns of the loop for which a task of the kind is waited for."""
+"""Turns of the loop to wait for a task of the kind."""
 SIDE_BY_SIDE: Final = 4
 BACKLOG: Final = 100
-"""Messages that wait, about."""
+"""About how many messages wait."""
 DOOMED: Final = 10
-"""In one of so many lives a part is killed whenever it lives."""
+"""In one in this many lives a part is killed whenever it runs."""
 WITHIN: Final = 120.0
 """Seconds in which a worker must have handled everything."""
 PATIENCE: Final = 60.0
-"""Seconds for which a call is repeated: a busy machine may keep the server from answering."""
+"""Seconds for which a call is repeated: on a busy machine the server may not answer."""
 
 
 class Struck(BaseException):
@@ -85,12 +85,12 @@ class Life:
         self.violations: list[str] = []
 
     async def live(self) -> None:
-        """Live, be killed in parts, and finish everything all the same."""
+        """Live, lose parts, and finish everything anyway."""
         async with self._queue() as mq:
             worker = Worker(mq, name=self._prefix, concurrency=8, grace=5)
             mq.events.subscribe(self._on_event)
             running = asyncio.create_task(worker.run())
-            while worker._engine is None:  # noqa: ASYNC110 - nobody announces it
+            while worker._engine is None:  # noqa: ASYNC110 - there is no event for it
                 await asyncio.sleep(0.01)
             feeding = asyncio.create_task(self._feed(mq))
             protected = {running, feeding, asyncio.current_task()}
@@ -119,13 +119,13 @@ class Life:
     # killing
 
     async def _kill(self, worker: Worker, protected: set[Any]) -> None:
-        """Kill one part that lives."""
+        """Kill one running part."""
         deadline = time.monotonic() + 5
         while time.monotonic() < deadline:
             kind = self._random.choice(KINDS)
             if kind == "all tasks" and self.counts[kind] == ALL_AT_ONCE:
                 continue
-            for _ in range(MOMENTS if kind in TASKS else 1):  # they live for a moment only
+            for _ in range(MOMENTS if kind in TASKS else 1):  # they run only for a moment
                 if self._strike(worker, kind, protected):
                     self.counts[kind] += 1
                     return
@@ -142,7 +142,7 @@ class Life:
             return bool(tasks) and self._random.choice(tasks).cancel()
         if kind == "all tasks":
             for task in asyncio.all_tasks() - protected:
-                if task.get_name() != "mx-rmq signal":  # run's own: it would only begin anew
+                if task.get_name() != "mx-rmq signal":  # run's own: it would only start again
                     task.cancel()
             return True
         thread = engine._lease_keeper._thread
@@ -167,7 +167,7 @@ class Life:
         return True
 
     def _refuse_threads(self, engine: Any) -> bool:
-        """Let no thread start for a moment, and kill those that there are."""
+        """Let no thread start for a moment, and kill the running ones."""
         REFUSED.update((engine._lease_keeper, engine._threads))
         for thread in threading.enumerate():
             if _owner(thread) is engine._threads and thread.ident is not None:
@@ -180,7 +180,7 @@ class Life:
         return True
 
     async def _doom(self, worker: Worker, running: asyncio.Task[bool]) -> None:
-        """Kill one loop whenever it lives."""
+        """Kill one loop whenever it runs."""
         kind = self._random.choice(LOOPS)
         deadline = time.monotonic() + WITHIN
         while worker._engine is not None and not worker._engine.failed.done():
@@ -199,7 +199,7 @@ class Life:
         except (TimeoutError, asyncio.CancelledError):
             self._violated("a worker whose part was always killed did not fail")
         else:
-            self._violated("a worker whose part was always killed stopped as if nothing was wrong")
+            self._violated("a worker whose part was always killed stopped as if nothing were wrong")
 
     # the work
 
@@ -223,7 +223,7 @@ class Life:
 
     @contextmanager
     def _noted(self, number: int) -> Iterator[None]:
-        """Note a run of a message: that it came to its end, and whether it was alone."""
+        """Note a finished run of a message, and whether it was the only one."""
         self.counts["runs"] += 1
         if number in self._inside:
             self.counts["runs of a message side by side"] += 1
@@ -252,7 +252,7 @@ class Life:
             await asyncio.sleep(0.02)
 
     async def _settle(self, worker: Worker, running: asyncio.Task[bool] | None = None) -> None:
-        """Let a worker handle the rest; then nothing may be left of what it had in hand."""
+        """Let a worker handle the rest; then it must hold nothing."""
         if running is None:
             running = asyncio.create_task(worker.run())
         began = time.monotonic()
@@ -261,7 +261,7 @@ class Life:
                 break
             await asyncio.sleep(0.01)
         took = time.monotonic() - began
-        self.counts["longest until all was done, ms"] = round(took * 1000)
+        self.counts["longest until everything was done, ms"] = round(took * 1000)
         if running.done():
             self._violated(f"the worker ended: {running.exception()!r}")
             return
@@ -270,12 +270,12 @@ class Life:
         if self._left:
             self._violated(f"{len(self._left)} messages were not handled within {WITHIN:g} s")
         if engine.slots.held or engine.slots.running or engine.consumer.running:
-            self._violated(f"{worker.held} messages are in hand, {worker.running} run")
+            self._violated(f"{worker.held} messages are held, {worker.running} run")
         if worker.trouble:
             self._violated(f"the worker is in trouble: {worker.trouble}")
         clean = await worker.stop()
         if not clean:
-            self._violated("the worker did not stop in good order")
+            self._violated("the worker did not stop cleanly")
         running.cancel()
         await asyncio.wait([running])
 
@@ -284,12 +284,12 @@ class Life:
 
 
 def _seconds(number: int) -> float:
-    """Return how long a handler takes: mostly moments, now and then longer than the lease."""
+    """Return how long a handler takes: mostly very short, now and then longer than the lease."""
     return 1.3 * LEASE if number % 64 == 0 else (0, 0, 0.005, 0.02)[number % 4]
 
 
 REFUSED: Final[set[object]] = set()
-"""Whose threads cannot be started now."""
+"""The parts whose threads cannot start now."""
 
 
 def _owner(thread: threading.Thread) -> object:
@@ -297,7 +297,7 @@ def _owner(thread: threading.Thread) -> object:
 
 
 OWNERS: Final[dict[threading.Thread, object]] = {}
-"""Whose a thread is: one that runs forgets its target."""
+"""The owner of each thread: a running one forgets its target."""
 
 
 def _cancel_all() -> None:
@@ -311,7 +311,7 @@ def _raise_in(thread: int, kind: type[BaseException]) -> None:
 
 @contextmanager
 def _scarce_threads() -> Iterator[None]:
-    """Let threads of those who are refused not start."""
+    """Refuse to start the threads of some parts."""
     start = threading.Thread.start
 
     def begin(self: threading.Thread) -> None:
@@ -332,7 +332,7 @@ def _scarce_threads() -> Iterator[None]:
 
 
 class Raising(logging.Handler):
-    """A handler of the application that raises, whatever it gets."""
+    """A log handler of the application that always raises."""
 
     def handle(self, record: logging.LogRecord) -> bool:
         raise asyncio.CancelledError
@@ -353,7 +353,7 @@ def _broken_logging() -> Iterator[None]:
 
 
 async def run(trial: Trial) -> None:
-    """Let as many parts be killed as the size wants."""
+    """Kill as many parts as the size says."""
     trial.count("runs of a message side by side", 0)
     free = asyncio.Semaphore(SIDE_BY_SIDE)
     struck: Counter[str] = Counter()
@@ -363,13 +363,13 @@ async def run(trial: Trial) -> None:
             life = Life(trial, url, number, kills)
             try:
                 await asyncio.to_thread(asyncio.run, life.live())
-            except Exception as error:  # noqa: BLE001 - whatever it is, it must not be
+            except Exception as error:  # noqa: BLE001 - any error is a violation
                 trial.violated(f"life {number}: {type(error).__name__}: {error}")
         for violation in life.violations:
             trial.violated(violation)
-        slowest = int(trial.figures.get("longest until all was done, ms", 0))
-        took = life.counts.pop("longest until all was done, ms", 0)
-        trial.figures["longest until all was done, ms"] = max(slowest, took)
+        slowest = int(trial.figures.get("longest until everything was done, ms", 0))
+        took = life.counts.pop("longest until everything was done, ms", 0)
+        trial.figures["longest until everything was done, ms"] = max(slowest, took)
         for what, count in life.counts.items():
             if what in KINDS:
                 struck[what] += count

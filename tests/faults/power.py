@@ -1,7 +1,7 @@
-"""Power losses: the server dies under load and the disk has only what was fsynced.
+"""Power losses: the server dies under load, and the disk has only what was fsynced.
 
-A kill alone would show nothing, for the kernel keeps what was written. So a shim notes how much of
-the AOF each fsync covered; after the kill the file is cut there, and the server starts from it.
+A kill alone shows nothing, because the kernel keeps what was written. So a shim notes how much of
+the AOF each fsync covered. After the kill the file is cut there, and the server starts from it.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ PATIENCE: Final = 0.5
 WINDOW: Final = 2.0
 """Seconds of acknowledged writes that everysec may lose."""
 CUTS: Final = 10
-"""Bytes at which the AOF is cut, for each loss."""
+"""Cuts of the AOF per loss."""
 TRANSACTIONS: Final = 20
-"""The last ones of the AOF, in which the cuts are."""
+"""The last transactions of the AOF, which are cut."""
 MULTI: Final = b"*1\r\n$5\r\nMULTI\r\n"
 
 
 @dataclass
 class Acknowledged:
-    """What the server has said yes to, each with its time on the monotonic clock."""
+    """What the server acknowledged, each with its time on the monotonic clock."""
 
     produced: dict[str, float] = field(default_factory=dict)
     completed: dict[str, float] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Acknowledged:
     retried: dict[str, tuple[float, int]] = field(default_factory=dict)
     """With the number of attempts that the record has since."""
     unsure: set[str] = field(default_factory=set)
-    """Messages of calls without an answer."""
+    """Messages of calls without a reply."""
 
     @property
     def count(self) -> int:
@@ -69,7 +69,7 @@ class Acknowledged:
         return len(self.produced) + len(self.completed) + len(self.dead) + len(self.retried)
 
     def lost(self, found: Snapshot) -> Iterator[tuple[str, str, float]]:
-        """Yield what was acknowledged and is not so: the script, the message, and when."""
+        """Yield what was acknowledged and is lost: the script, the message, and when."""
         for id, at in self.produced.items():
             gone = id not in found.records and id not in found.dead
             if gone and id not in self.completed and id not in self.unsure:
@@ -85,7 +85,7 @@ class Acknowledged:
                 yield "retry_message", id, at
 
     def never_produced(self, found: Snapshot) -> set[str]:
-        """Return messages that exist although no produce said so, or could not say."""
+        """Return messages that exist although their produce was refused or never made."""
         return {*found.records, *found.dead} - self.produced.keys() - self.unsure
 
 
@@ -276,7 +276,7 @@ class Loss:
                 async with asyncio.timeout(60):
                     await Worker(mq).drain(delayed=True)
             except TimeoutError:
-                self.trial.violated(f"{self._name}: the queue does not go on after the restart")
+                self.trial.violated(f"{self._name}: the queue does not work after the restart")
             stats = await mq.admin.stats(TOPIC)
         left = stats.pending + stats.processing + stats.delayed
         self.trial.expect(not left, f"{self._name}: {left} messages are left after the drain")
@@ -303,7 +303,7 @@ class Loss:
 
 FAULT: Final = Fault(
     name="power",
-    title="power loss under load: what was not fsynced is gone, and the AOF ends anywhere",
+    title="power loss under load: unsynced writes are gone, and the AOF is cut at any byte",
     run=run,
     unit="power losses",
     short=2,

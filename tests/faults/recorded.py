@@ -1,4 +1,4 @@
-"""A store that writes down which messages its process was given and how it settled them."""
+"""A store that records which messages its process got and how it settled them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/reliability.md: its tables, rewritten from what the campaign has left in results/."""
+"""Rewrites the tables of docs/reliability.md from the campaign's results/."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def write(faults: Sequence[Fault]) -> None:
 
 
 def read(path: Path) -> Result | None:
-    """Read what a trial left; None: no run at length has come to its end."""
+    """Read the result of a trial; None: no full run has finished."""
     return Result(**json.loads(path.read_text())) if path.exists() else None
 
 
@@ -73,7 +73,7 @@ def _details(fault: Fault, result: Result) -> str:
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows as a table, the first one its head; numbers stand to the right."""
+    """Return rows as a table, the first one its head; numbers are right-aligned."""
     head, *rest = rows
     line = ["--:" if all(map(_is_number, column)) else "---" for column in zip(*rest, strict=True)]
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, line, *rest])

@@ -1,4 +1,4 @@
-"""A trial that is over, as it is kept for the report."""
+"""The result of a trial, as stored for the report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RESULTS: Final = Path(__file__).parent / "results"
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of a trial, and of which code."""
+    """What a trial found, and in which commit."""
 
     fault: str
     size: int
@@ -32,7 +32,7 @@ class Result:
 
     @property
     def replay(self) -> str:
-        """The command that does the same again."""
+        """The command that repeats it."""
         return replay(self.fault, self.size, self.seed)
 
 

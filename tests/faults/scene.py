@@ -60,7 +60,7 @@ class Hand:
         os.kill(self.pid, number)
 
     def join(self) -> int | None:
-        """Wait for its end, and return how it ended; None: it goes on."""
+        """Wait for its end, and return its exit code; None: it still runs."""
         self._process.join(20)
         code: int | None = self._process.exitcode
         if code is not None:
@@ -119,7 +119,7 @@ class Scene:
             producer.join(20)
         await self.mq.close()
 
-    # the crew
+    # the workers
 
     def hire(self, count: int = 1, **how: Any) -> list[Hand]:
         """Start workers."""
@@ -133,7 +133,7 @@ class Scene:
         return hands
 
     def kill(self, hand: Hand) -> None:
-        """End a worker as a crash would."""
+        """End a worker the way a crash does."""
         self._expect_alive(hand)
         self.note(What.KILLED, hand.name)
         with suppress(ProcessLookupError):
@@ -150,34 +150,34 @@ class Scene:
         self.hands.remove(hand)
 
     def _expect_alive(self, hand: Hand) -> None:
-        """Nobody may die but whom the lab kills."""
-        self.trial.expect(hand.is_alive(), f"{hand.name} has died by itself: {self.place.log}")
+        """Check that no worker dies unless the lab kills it."""
+        self.trial.expect(hand.is_alive(), f"{hand.name} died on its own: {self.place.log}")
 
     def kill_pid(self, pid: int, name: str) -> None:
-        """End a worker that somebody else has started."""
+        """End a worker that a supervisor started."""
         self.note(What.KILLED, name)
         os.kill(pid, signal.SIGKILL)
 
     def freeze(self, hand: Hand) -> None:
-        """Let a worker stand still."""
+        """Freeze a worker."""
         self.note(What.FROZEN, hand.name)
         hand.send(signal.SIGSTOP)
 
     def thaw(self, hand: Hand) -> None:
-        """Let it go on where it stood."""
+        """Let it continue."""
         self.note(What.THAWED, hand.name)
         hand.send(signal.SIGCONT)
 
     def trouble(self) -> None:
-        """From now on leases may be lost although nobody died."""
+        """Note that from now on leases may be lost although no worker died."""
         self.note(What.TROUBLE)
 
     def forgot(self, seconds: float) -> None:
-        """The server was killed now; what it did in so many seconds before may be undone."""
+        """Note a kill of the server; what it did in this many seconds before may be undone."""
         self._journal.note(What.FORGOT, since=time.monotonic() - seconds)
 
     def calm(self) -> None:
-        """The trouble is over."""
+        """Note that the trouble is over."""
         self.note(What.CALM)
 
     def note(self, what: What, who: str = "") -> None:
@@ -190,8 +190,8 @@ class Scene:
     ) -> None:
         """Start producers; each makes its share. `paced`: only as many as `allow` says.
 
-        A paced producer makes more than its share if the workers would run out of messages: then
-        there is always somebody to kill who holds some.
+        A paced producer makes more than its share if the workers would run out of messages. So
+        there is always a worker to kill that holds some.
         """
         self._messages = messages // producers
         self._allowed = FORKS.Value("d", 0 if paced else math.inf)
@@ -202,7 +202,7 @@ class Scene:
             self._producers.append(member.start(member.produce, self.place, order))
 
     def allow(self, share: float) -> None:
-        """Let the producers go on until each has made this share of its messages."""
+        """Let each producer continue until it has made this share of its messages."""
         self._allowed.value = max(self._allowed.value, share * self._messages)
 
     @property
@@ -210,7 +210,7 @@ class Scene:
         return any(producer.is_alive() for producer in self._producers)
 
     async def left(self) -> int:
-        """Return how many messages are still to be ended."""
+        """Return how many messages have not ended."""
         left = 0
         for topic in await self.mq.admin.topics():
             stats = await self.mq.admin.stats(topic)
@@ -241,14 +241,14 @@ class Scene:
             busy = await self.busy(besides)
             for hand in self.trial.random.sample(busy, min(most, len(busy))):
                 hand.send(signal.SIGSTOP)
-                if hand.name in await self._holders():  # it has settled nothing since
+                if hand.name in await self._holders():  # it has settled nothing since then
                     caught.append(hand)
                 else:
                     hand.send(signal.SIGCONT)
         return caught
 
     async def _situation(self) -> dict[str, Any]:
-        """Return what is left and who is alive, for the error of a trial that is stuck."""
+        """Return what is left and which workers live, for the error of a stuck trial."""
         situation: dict[str, Any] = {"producing": self.is_producing}
         situation["alive"] = [hand.name for hand in self.hands if hand.is_alive()]
         async with Redis.from_url(self.server.url) as raw:
@@ -258,7 +258,7 @@ class Scene:
         return situation
 
     async def _ready(self) -> int:
-        """Return how many messages somebody has or could have; delayed ones are for later."""
+        """Return how many messages a worker holds or could take; delayed ones do not count."""
         topics = await self.mq.admin.topics()
         stats = [await self.mq.admin.stats(topic) for topic in topics]
         return sum(one.pending + one.processing for one in stats)
@@ -271,7 +271,7 @@ class Scene:
         return {lease.partition(b":")[2].partition(b" ")[0].decode() for lease in leases}
 
     async def settle(self, within: float = 120) -> None:
-        """Wait until all is produced and nothing is left to do; longer is a violation."""
+        """Wait until everything is produced and nothing is left to do; too long is a violation."""
         self._allowed.value = math.inf
         await until(lambda: not self.is_producing, 3_600)
         for producer in self._producers:
@@ -279,7 +279,7 @@ class Scene:
         deadline = time.monotonic() + within
         while left := await self._left_or_more():
             if time.monotonic() > deadline:
-                self.trial.violated(f"{left} messages are stuck for {within:g} s")
+                self.trial.violated(f"{left} messages have been stuck for {within:g} s")
                 return
             await asyncio.sleep(0.05)
 
@@ -292,13 +292,13 @@ class Scene:
     # what must hold
 
     async def audit(self) -> None:
-        """Nothing may be in two states or in none, at any time."""
+        """Check that every message is in exactly one state."""
         for topic in await self.mq.admin.topics():
             for violation in await self.mq.admin.audit(topic):
                 self.trial.violated(f"audit: {violation}")
 
     async def check(self) -> Checked:
-        """Check the history against what the server has. Nobody may have died by himself."""
+        """Check the history against the server. No worker may have died on its own."""
         for hand in self.hands:
             self._expect_alive(hand)
         await self.audit()

@@ -1,8 +1,8 @@
-"""The server dies and comes back with what its append-only file has, while everybody works.
+"""The server dies under load and comes back with what its append-only file has.
 
-Workers have messages in hand and producers are at it when it dies. Every other time it stands still
-for a moment before, so that calls wait for it that it will never answer. In between its scripts are
-flushed and all connections are killed.
+Workers hold messages and producers are producing when it dies. Every other time it freezes for a
+moment first, so that there are calls that it will never answer. In between, its scripts are flushed
+and all connections are killed.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 WORKERS: Final = 2
 MESSAGES: Final = 250
-"""Messages for one death: half of them to be busy with, half of them just before it."""
+"""Messages per death: half of them for the time before, half of them just before it."""
 MIX: Final = Mix(least=50, work=250)
-"""Handlers that take long enough to be met in the middle."""
+"""Handlers that take long enough to be hit in the middle."""
 BURST: Final = (0.01, 0.06)
-"""Seconds after which the server dies when producers have begun again."""
+"""Seconds from when producers continue until the server dies."""
 STALLED: Final = 0.05
-"""Seconds for which it stands still before it dies, every other time."""
+"""Seconds for which it is frozen before it dies, every other time."""
 LONG: Final = 5
-"""Every so many deaths it is away for longer than a lease."""
+"""After one in this many deaths it is away for longer than a lease."""
 HEAD: Final = [
     *("server", "appendfsync", "kills", "with messages in hand", "with calls under way"),
     *("acknowledged", "forgotten", "lost", "run again"),
@@ -47,7 +47,7 @@ PARTS: Final = tuple(
 
 
 async def run(trial: Trial) -> None:
-    """Kill servers so many times, in equal parts of each kind; a short trial has one part."""
+    """Kill servers this many times, equally often of each kind; a short trial has one kind."""
     parts = PARTS if trial.size >= FAULT.full else PARTS[:1]
     shares = [len(range(part, trial.size, len(parts))) for part in range(len(parts))]
     in_hand = under_way = 0
@@ -66,12 +66,12 @@ async def run(trial: Trial) -> None:
                 f"{checked.counts['acknowledged']:,}",
                 f"{checked.counts[FORGOTTEN_PRODUCES]}",
                 f"{checked.counts['lost']}",
-                f"{sum(checked.causes.values()) - checked.causes['its handler failed, as told']}",
+                f"{checked.causes.total() - checked.causes['its handler failed, as planned']}",
             ]
         )
     least = int(trial.size * IN_HAND)
-    trial.expect(in_hand >= least, f"only {in_hand} kills have met messages in hand")
-    trial.expect(under_way >= least, f"only {under_way} kills have met calls under way")
+    trial.expect(in_hand >= least, f"only {in_hand} kills hit messages in hand")
+    trial.expect(under_way >= least, f"only {under_way} kills hit calls under way")
 
 
 async def _part(trial: Trial, kind: Kind, fsync: str, kills: int) -> Checked:
@@ -100,7 +100,7 @@ async def _part(trial: Trial, kind: Kind, fsync: str, kills: int) -> Checked:
 
 
 async def _kill(scene: Scene, away: float, *, stalled: bool, forgets: bool) -> None:
-    """Kill the server, and let it come back."""
+    """Kill the server, and restart it."""
     if stalled:
         os.kill(scene.server.pid, signal.SIGSTOP)
         await asyncio.sleep(STALLED)

@@ -1,8 +1,7 @@
 """An hour of everything: a million messages, and every half minute something goes wrong.
 
-Whoever is killed, frozen or stopped has messages in hand. Every minute the audit must be clean. One
-worker is never touched: its memory and the server's must be as flat at the end as they were at the
-beginning.
+A worker that is killed, frozen or stopped holds messages. Every minute the audit must be clean. One
+worker is never touched: its memory and the server's must not grow.
 """
 
 from __future__ import annotations
@@ -29,28 +28,28 @@ if TYPE_CHECKING:
 
 WORKERS: Final = 3
 MESSAGES: Final = 285
-"""Messages a second: a little more than a million in an hour."""
+"""Messages per second: a little more than a million in an hour."""
 MIX: Final = Mix(work=100)
-"""Handlers that take long enough to be met in the middle: half of all slots are taken."""
+"""Handlers that take long enough to be hit in the middle: half of all slots are taken."""
 LEASE: Final = 5.0
 SILENT: Final = 7.0
-"""Seconds for which the server answers nobody: longer than a lease, and yet nobody may lose his."""
+"""Seconds for which the server does not answer: longer than a lease, but none may be lost."""
 PAUSE: Final = (5.0, 25.0)
 """Seconds between two faults."""
 SHORT_PAUSE: Final = (0.5, 1.5)
 """The same in `make test`, which has each fault once."""
 FLAT: Final = 1.05
-"""By how much memory at the end may be above that of the beginning."""
+"""By how much memory may grow from the beginning to the end."""
 LOOK: Final = 60.0
-"""Seconds between two looks at the server and at memory."""
+"""Seconds between two checks of the server and of memory."""
 WARM: Final = 10
-"""Looks after which memory is taken for that of the beginning."""
+"""Checks after which memory counts as that of the beginning."""
 HIT: Final = "with messages in hand"
 MIB: Final = 1_048_576
 
 
 async def run(trial: Trial) -> None:
-    """Soak for so many seconds."""
+    """Soak for this many seconds."""
     options = ("--appendonly", "yes", "--appendfsync", "everysec")
     server = Server(Kind.VALKEY_9_1, trial.directory / "server", *options).start()
     try:
@@ -64,14 +63,14 @@ async def run(trial: Trial) -> None:
             trial.expect(hit >= int(found * IN_HAND), f"only {hit} of {found} {what} had messages")
         failed, hit = checked.counts["failures of the server"], checked.counts[f"… {HIT}"]
         trial.expect(
-            hit >= int(failed * IN_HAND), f"only {hit} of {failed} server kills met leases"
+            hit >= int(failed * IN_HAND), f"only {hit} of {failed} server kills hit leases"
         )
     finally:
         server.kill()
 
 
 class Soak:
-    """A scene that goes on for long."""
+    """A scene that runs for long."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
@@ -104,7 +103,7 @@ class Soak:
     # what goes wrong
 
     async def _make_trouble(self) -> None:
-        """Let each fault happen once, in any order; then again, until it is over."""
+        """Inject each fault once, in any order; then again, until time is up."""
         random = self._trial.random
         faults: dict[str, Callable[[], Awaitable[None]]] = {
             "workers killed": self._kill,
@@ -169,14 +168,14 @@ class Soak:
         await self._command("CONFIG", "SET", "maxmemory", "0")
 
     async def _silence(self) -> None:
-        """Let every call wait. Then everybody extends his leases before anybody takes one over."""
+        """Make every call wait. Then all workers extend their leases before any is taken over."""
         await self._command("CLIENT", "PAUSE", str(round(SILENT * 1000)), "ALL")
         await asyncio.sleep(SILENT)
 
-    # what is looked at
+    # what is checked
 
     async def _look(self) -> None:
-        """Audit, and weigh."""
+        """Run the audit, and measure memory."""
         await self._scene.audit()
         self._trial.count("audits")
         info = await self._command("INFO", "memory")
@@ -197,7 +196,7 @@ class Soak:
         )
 
     def _judge_memory(self) -> None:
-        """The end must not be above the beginning, beyond what a moment's backlog explains."""
+        """Check that memory did not grow by more than a short backlog explains."""
         trial = self._trial
         for what in ("server", "worker"):
             early = max(one[what] for one in self._memory[:WARM])

@@ -37,7 +37,7 @@ class Staff:
         self._workers[worker] = role
 
     def kill(self) -> None:
-        """Kill a worker, and hire another in its place."""
+        """Kill a worker, and start another in its place."""
         victim = self.trial.random.choice([*self._workers])
         role = self._workers.pop(victim)
         victim.kill()
@@ -47,7 +47,7 @@ class Staff:
         self.trial.count("workers killed")
 
     async def freeze(self) -> None:
-        """Let a worker stand still past its lease, then go on."""
+        """Freeze a worker past its lease, then let it continue."""
         pid = self.trial.random.choice([*self._workers]).pid
         os.kill(pid, signal.SIGSTOP)
         try:
@@ -78,7 +78,7 @@ class Staff:
 
 
 async def serve(mq: MessageQueue, name: str) -> None:
-    """Run a worker, as a supervisor would: start it again when the server was away."""
+    """Run a worker as a supervisor does: restart it if the server was away."""
     while True:
         try:
             async with mq:
@@ -89,7 +89,7 @@ async def serve(mq: MessageQueue, name: str) -> None:
 
 
 async def insist(trial: Trial, call: Callable[[], Any]) -> None:
-    """Call until it succeeds. Custom ids make a repetition harmless."""
+    """Call until it succeeds. With custom ids a repetition is harmless."""
     while True:
         try:
             await call()

@@ -1,7 +1,7 @@
-"""Holds the log of a trial of steps and flows against the promises.
+"""Checks the log of a trial of steps and flows against the guarantees.
 
-Handlers write one line each time something happens, in the order in which it happens. A killed
-worker may be missing its last lines, never earlier ones.
+Handlers write one line each time something happens, in order. The last lines of a killed worker
+may be missing, never earlier ones.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Seen(StrEnum):
-    """What a line tells. Each names the message and the fence of the delivery, and then more."""
+    """What a line is about. Each has the message, the fence of the delivery, and then more."""
 
     STEP_RUNS = "step-runs"  # the function of a step is called: its name
     STEP_NOTED = "step-noted"  # the step has returned: its name
@@ -28,7 +28,7 @@ class Line(NamedTuple):
 
 
 def parse(log: str) -> list[Line]:
-    """Read a log; a line that was cut off when its writer was killed is left out."""
+    """Read a log, without a line that was cut off when its writer was killed."""
     found = []
     for text in log.splitlines():
         what, *words = text.split(" ")
@@ -38,7 +38,7 @@ def parse(log: str) -> list[Line]:
 
 
 def check(lines: Iterable[Line]) -> list[str]:
-    """Return what must never be.
+    """Return all violations.
 
     A worker that has lost its lease may still run the function of a step: its fence is older.
     """

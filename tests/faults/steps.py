@@ -1,7 +1,7 @@
 """Steps and flows: workers killed and frozen, the server killed, in the middle of all of it.
 
 Each round sends flows of children and a parent, jobs with steps, a sleep and a wait for a signal,
-and orders with follow-ups. What counts is the log that the handlers write, and the server's totals.
+and orders with follow-ups. The handlers' log and the server's totals are checked.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SETTINGS: Final[dict[str, Any]] = {"retry": 0.05, "max_attempts": 1_000, "max_cr
 
 
 class Place(NamedTuple):
-    """Where the workers are."""
+    """The URL and files that the workers share."""
 
     url: str
     log: Path  # of errors
@@ -46,7 +46,7 @@ class Place(NamedTuple):
 
 
 def work(place: Place, name: str) -> None:
-    """Be a worker until killed."""
+    """Run a worker until it is killed."""
     member.begin(place.log)
     if place.bug:
         switch_on(place.bug)
@@ -77,7 +77,7 @@ def declare(mq: MessageQueue, place: Place) -> None:
         value: int = await delivery.step("square", square)
         say(Seen.STEP_NOTED, delivery, "square")
         if number % 3 == 0 and delivery.attempt == 1:
-            raise ValueError("as told")
+            raise ValueError("as planned")
         say(Seen.RETURNS, delivery)
         return value
 
@@ -109,7 +109,7 @@ def declare(mq: MessageQueue, place: Place) -> None:
         delivery.produce("mail", -number)
         await asyncio.sleep(0.002)
         if number % 4 == 0 and delivery.attempt < 3:
-            raise ValueError("as told")
+            raise ValueError("as planned")
         say(Seen.RETURNS, delivery)
 
     @mq.handler("mail", **SETTINGS)
@@ -118,7 +118,7 @@ def declare(mq: MessageQueue, place: Place) -> None:
 
 
 class Crew(Staff):
-    """The workers, and what was sent."""
+    """The workers, and the messages sent."""
 
     def __init__(self, trial: Trial, place: Place, program: Callable[..., None] = work) -> None:
         super().__init__(trial, program, place, lease=LEASE)
@@ -128,7 +128,7 @@ class Crew(Staff):
         self.orders: list[str] = []
 
     async def send(self, mq: MessageQueue) -> None:
-        """Send a round. Custom ids make a repetition harmless."""
+        """Send a round. With custom ids a repetition is harmless."""
         self._round += 1
         for number in range(self._round * FLOWS, (self._round + 1) * FLOWS):
             numbers = list(range(number, number + CHILDREN))
@@ -155,7 +155,7 @@ async def run(trial: Trial) -> None:
 
 
 async def hold(trial: Trial, bug: str = "", *, stuck: float = STUCK) -> None:
-    """The same, perhaps with a deliberate bug."""
+    """Run the trial, perhaps with a deliberate bug."""
     options = ("--appendonly", "yes", "--appendfsync", "always")
     server = Server(Kind.VALKEY_9_1, trial.directory / "server", *options).start()
     place = Place(server.url, trial.directory / "log", trial.directory / "lines", bug)
@@ -177,11 +177,11 @@ async def hold(trial: Trial, bug: str = "", *, stuck: float = STUCK) -> None:
 
 
 async def check_work(trial: Trial, mq: MessageQueue, crew: Crew, place: Place) -> None:
-    """Hold the log, the results and the totals against the promises."""
+    """Check the log, the results and the totals against the guarantees."""
     lines = parse(place.lines.read_text())
     for wrong in check(lines):
         trial.violated(wrong)
-    trial.count("lines of handlers", len(lines))
+    trial.count("log lines of handlers", len(lines))
     for topic, expected in (("parent", crew.parents), ("job", crew.jobs)):
         for id, value in expected.items():
             try:
@@ -201,5 +201,10 @@ async def check_work(trial: Trial, mq: MessageQueue, crew: Crew, place: Place) -
 
 
 FAULT: Final = Fault(
-    "steps", "steps, flows and follow-ups, with all of these", run, unit="faults", short=8, full=200
+    "steps",
+    "steps, flows and follow-ups, with workers and servers killed",
+    run,
+    unit="faults",
+    short=8,
+    full=200,
 )

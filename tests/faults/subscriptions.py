@@ -1,8 +1,8 @@
-"""Subscriptions: the workers that relay and handle copies killed and frozen, and the server killed.
+"""Subscriptions: workers, which relay and handle copies, are killed and frozen; so is the server.
 
 Each worker has one of three subscriptions, so all of them are relays of the topic. What counts is
 what the server's scripts wrote into the histories: the topic's says when a message was fanned out,
-those of the subscriptions what became of each copy.
+those of the subscriptions say how each copy ended.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ WORKERS: Final = 2
 LEASE: Final = 1.0
 RETRY: Final = 0.05
 FAILING: Final = 7
-"""Every so many messages fail once in each subscription."""
+"""One in this many messages fails once in each subscription."""
 MESSAGES: Final = 60
-"""Messages for one fault."""
+"""Messages per fault."""
 HISTORY: Final = 1_000_000
 STUCK: Final = 60.0
 
 
 class Place(NamedTuple):
-    """Where the workers are."""
+    """The URL and files that the workers share."""
 
     url: str
     log: Path
@@ -57,7 +57,7 @@ class Entry(NamedTuple):
 
 
 def work(place: Place, name: str, subscription: str) -> None:
-    """Be a worker until killed."""
+    """Run a worker until it is killed."""
     member.begin(place.log)
     asyncio.run(_work(place, name, subscription))
 
@@ -71,13 +71,13 @@ async def _work(place: Place, name: str, subscription: str) -> None:
     async def handle(payload: int, delivery: Delivery) -> None:
         await asyncio.sleep(0.001)
         if payload % FAILING == 0 and delivery.attempt == 1:
-            raise ValueError("as told")
+            raise ValueError("as planned")
 
     await serve(mq, name)
 
 
 class Crowd(Staff):
-    """The workers, each of which is also a relay, and the messages."""
+    """The workers, which are also relays, and the messages."""
 
     def __init__(self, trial: Trial, place: Place, server: Server) -> None:
         super().__init__(trial, work, place, lease=LEASE)
@@ -85,7 +85,7 @@ class Crowd(Staff):
         self.ids: list[str] = []
 
     async def produce(self, mq: MessageQueue) -> None:
-        """Produce some more of every sort. A repeated call makes no second message."""
+        """Produce more messages of every sort. A repeated call makes no second message."""
         first = len(self.ids)
         numbers = range(first, first + MESSAGES)
         sorts: tuple[dict[str, Any], ...] = ({}, {"priority": "high"}, {"delay": 0.1}, {"ttl": 600})
@@ -100,7 +100,7 @@ class Crowd(Staff):
 
 
 async def run(trial: Trial) -> None:
-    """Inject so many faults, in turn: kills, zombies, server kills."""
+    """Inject this many faults in turn: kills, zombies, server kills."""
     options = ("--appendonly", "yes", "--appendfsync", "always")
     server = Server(Kind.VALKEY_9_1, trial.directory / "server", *options).start()
     crowd = Crowd(trial, Place(server.url, trial.directory / "log"), server)
@@ -129,7 +129,7 @@ async def declared(mq: MessageQueue) -> None:
 
 
 async def check_copies(trial: Trial, mq: MessageQueue, url: str, ids: list[str]) -> None:
-    """Hold the server's histories against what was produced, and its keys against the audit."""
+    """Check the server's histories against what was produced, and its keys by the audit."""
     async with Redis.from_url(url, decode_responses=True) as raw:
         own = await _read(raw, TOPIC)
         copies = {name: await _read(raw, f"{TOPIC}@{name}") for name in NAMES}
@@ -152,7 +152,7 @@ async def _read(raw: Any, topic: str) -> list[Entry]:
 def check(
     produced: Iterable[str], own: list[Entry], copies: Mapping[str, list[Entry]]
 ) -> Iterator[str]:
-    """Yield what is wrong: each subscription gets each message once, and completes it once."""
+    """Yield violations: each subscription gets each message once, and completes it once."""
     ids = set(produced)
     fanned_out = _count(own, "fanned_out")
     yield from (f"not fanned out: {id}" for id in sorted(ids - fanned_out.keys()))
@@ -163,7 +163,7 @@ def check(
         yield from (f"{name} got {id} {n} times" for id, n in got.items() if n > 1)
         yield from (f"{name} did not complete {id}" for id in sorted(got.keys() - done.keys()))
         yield from (f"{name} completed {id} {n} times" for id, n in done.items() if n > 1)
-        yield from (f"{name} got {id} from nowhere" for id in sorted(got.keys() - ids))
+        yield from (f"{name} got {id}, which was never produced" for id in sorted(got.keys() - ids))
         refused = _count(entries, "duplicate")
         yield from (f"{name} had {id} already" for id in refused)
 

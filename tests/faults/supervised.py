@@ -1,6 +1,6 @@
 """Workers under the command line's own supervisor, as `mx-rmq worker --processes` starts them.
 
-As a module this is the application that they run: `MX_RMQ_LAB` names the place where they meet.
+As a module this is the application that they run; `MX_RMQ_LAB` has the URL and files.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Supervisor:
             )
 
     async def until_begun(self) -> None:
-        """Wait until all its processes are there."""
+        """Wait until all its processes have started."""
         await until(lambda: len(self.workers()) == PROCESSES, 60)
 
     def workers(self) -> list[int]:
@@ -52,7 +52,7 @@ class Supervisor:
         return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
     async def kill(self) -> None:
-        """End it as a crash would, and wait for its orphans: they stop by themselves."""
+        """End it the way a crash does, and wait for its orphans, which stop on their own."""
         orphans = self.workers()
         self._process.send_signal(signal.SIGKILL)
         self._process.wait(20)
@@ -60,12 +60,12 @@ class Supervisor:
 
 
 def name_of(pid: int) -> str:
-    """Return by what the history knows a supervised worker."""
+    """Return the name of a supervised worker in the history."""
     return f"s{pid}"
 
 
 def _application() -> MessageQueue:
-    from tests.faults.history import Journal  # here: whoever starts supervisors needs none of it
+    from tests.faults.history import Journal  # here, because supervisors do not need it
     from tests.faults.member import Place, make
 
     fields: list[Any] = json.loads(os.environ[VARIABLE])

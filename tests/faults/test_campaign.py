@@ -20,7 +20,7 @@ def test_a_kind_that_crashes_leaves_no_older_result(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     async def crash(_: Trial) -> None:
-        raise RuntimeError("as told")
+        raise RuntimeError("as planned")
 
     fault = Fault("boom", "it crashes", crash, unit="times", short=1, full=2)
     monkeypatch.setattr(campaign, "FAULTS", {"boom": fault})
@@ -28,7 +28,7 @@ def test_a_kind_that_crashes_leaves_no_older_result(
     monkeypatch.setattr(sys, "argv", ["faults", "boom"])
     older = tmp_path / "boom.json"
     older.write_text("{}")
-    with pytest.raises(RuntimeError, match="as told"):
+    with pytest.raises(RuntimeError, match="as planned"):
         campaign.main()
     assert not older.exists()
     assert "**no result**" in report._summary([fault], {"boom": report.read(older)})

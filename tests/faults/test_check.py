@@ -1,6 +1,6 @@
-"""The checker is tested: a scene with a deliberate bug must be found guilty, one without must not.
+"""Tests the checker: it must report a scene with a deliberate bug, and no other scene.
 
-And small histories by hand, one for each thing that must never be.
+And small handwritten histories, one per violation.
 """
 
 from __future__ import annotations
@@ -32,17 +32,19 @@ GUILTY = {
 
 
 @pytest.mark.parametrize("bug", ["", *BUGS])
-async def test_a_scene_with_a_bug_is_found_guilty(bug: str, short_path: Path) -> None:
+async def test_a_scene_with_a_bug_is_reported(bug: str, short_path: Path) -> None:
     trial = Trial("check", 14 if bug == NO_TOKEN_CHECK else 6, 1, short_path)
     mix = Mix(failing=0, dead=0, quarantined=0, delayed=0, work=1_000)
     with Server(Kind.VALKEY_9_1, short_path / "server") as server:
-        # Without a bug nobody may lose a lease but a victim, however busy the machine is.
+        # Without a bug only a victim may lose a lease, however busy the machine is.
         async with Scene(trial, server, lease=0.5 if bug else 1.5, bug=bug) as scene:
             scene.hire(3)
             scene.produce(trial.size * 20, mix=mix, most=5, backlog=50, paced=True)
             for number in range(trial.size):
                 scene.allow((number + 1) / trial.size)
-                if number % 2 or bug == NO_TOKEN_CHECK:  # only a zombie settles what is not its own
+                if (
+                    number % 2 or bug == NO_TOKEN_CHECK
+                ):  # only a zombie settles what it no longer holds
                     await make_zombie(scene, *await scene.catch())
                 else:
                     scene.kill(*await scene.catch())
@@ -56,7 +58,7 @@ async def test_a_scene_with_a_bug_is_found_guilty(bug: str, short_path: Path) ->
         assert any(word in found for word in GUILTY[bug]), trial.violations
 
 
-async def test_a_worker_that_dies_by_itself_is_noticed(short_path: Path) -> None:
+async def test_a_worker_that_dies_on_its_own_is_reported(short_path: Path) -> None:
     trial = Trial("check", 1, 1, short_path)
     with Server(Kind.VALKEY_9_1, short_path / "server") as server:
         async with Scene(trial, server) as scene:
@@ -69,10 +71,10 @@ async def test_a_worker_that_dies_by_itself_is_noticed(short_path: Path) -> None
             await scene.settle(within=60)
             checked = await scene.check()
             scene.hands.remove(one)
-    assert [found for found in trial.violations if "has died by itself" in found], checked
+    assert [found for found in trial.violations if "died on its own" in found], checked
 
 
-# histories by hand
+# handwritten histories
 
 LABEL = Errand("p1", 0, "work", End.COMPLETED, 0, Priority.NORMAL, 0, 0).label
 DELAYED = Errand("p1", 1, "work", End.COMPLETED, 0, Priority.NORMAL, 500, 0).label
@@ -81,7 +83,7 @@ SECOND = Errand("p1", 2, "work", End.COMPLETED, 0, Priority.NORMAL, 0, 0).label
 
 
 class Story:
-    """Notes, one a second."""
+    """Notes, one per second."""
 
     def __init__(self) -> None:
         self.notes: list[Note] = []
@@ -142,11 +144,11 @@ def handled() -> Story:
     return Story().produced().leased("w1", 1).ran("w1", 1)
 
 
-def test_a_plain_life_is_innocent() -> None:
+def test_a_plain_life_is_accepted() -> None:
     assert handled().settled("w1", 1).verdict() == []
 
 
-def test_a_life_over_two_workers_is_innocent_if_the_first_was_killed() -> None:
+def test_a_life_over_two_workers_is_accepted_if_the_first_was_killed() -> None:
     story = handled().killed("w1").leased("w2", 2, lost_by="w1")
     story.settled("w2", 2, script="retry_message").leased("w2", 3).ran("w2", 3, attempt=2)
     assert story.settled("w2", 3).verdict() == []
@@ -172,7 +174,7 @@ def test_a_message_that_never_ends_is_found() -> None:
     assert handled().verdict(processing={"a"}) == ["not ended"]
 
 
-def test_a_message_that_ends_otherwise_is_found() -> None:
+def test_a_message_that_ends_differently_than_planned_is_found() -> None:
     assert handled().settled("w1", 1, script="move_to_dlq").verdict(dead={"a"}) == [
         "ended otherwise"
     ]
@@ -183,7 +185,7 @@ def test_a_stale_complete_that_is_accepted_is_found() -> None:
     assert "a stale settle was accepted" in story.verdict()
 
 
-def test_a_stale_complete_that_is_refused_is_innocent() -> None:
+def test_a_stale_complete_that_is_refused_is_accepted() -> None:
     story = Story().produced().leased("w1", 1).frozen("w1").leased("w2", 2, lost_by="w1")
     story.settled("w2", 2, script="retry_message").leased("w2", 3).ran("w2", 3).settled("w2", 3)
     assert story.settled("w1", 1, answer="0").verdict() == []
@@ -198,12 +200,12 @@ def test_a_lease_may_be_lost_by_a_process_that_did_not_run(who: str, verdict: li
 
 @pytest.mark.parametrize(("ago", "lost"), [(1.5, ["lost"]), (20.0, [])])
 def test_a_server_that_is_killed_may_forget_the_last_moments(ago: float, lost: list[str]) -> None:
-    story = Story().produced()._add(What.TROUBLE, "")  # it was answered after a second
+    story = Story().produced()._add(What.TROUBLE, "")  # the reply came after a second
     story._add(What.FORGOT, "", since=len(story.notes) - ago)
     assert story.verdict() == lost
 
 
-def test_what_a_killed_server_forgot_is_done_again() -> None:
+def test_what_a_killed_server_forgot_may_be_done_again() -> None:
     story = handled().settled("w1", 1)._add(What.TROUBLE, "")._add(What.FORGOT, "", since=0.0)
     assert story.leased("w2", 2).ran("w2", 2).settled("w2", 2).verdict() == []
 
@@ -218,7 +220,7 @@ def test_a_delivery_after_the_end_is_found() -> None:
     assert "delivered after its end" in story.verdict()
 
 
-def test_one_token_for_two_is_found() -> None:
+def test_one_token_for_two_deliveries_is_found() -> None:
     story = Story().produced().leased("w1", 1).leased("w2", 1).ran("w2", 1).settled("w2", 1)
     assert story.verdict() == ["one token, two deliveries"]
 
@@ -233,7 +235,7 @@ def test_a_second_run_without_a_cause_is_found() -> None:
     assert story.settled("w2", 2).verdict() == ["a run without a cause"]
 
 
-def test_attempts_that_go_back_are_found() -> None:
+def test_attempts_that_decrease_are_found() -> None:
     story = Story().produced().leased("w1", 1).ran("w1", 1, attempt=2).killed("w1")
     story.leased("w2", 2, lost_by="w1").settled("w2", 2, script="retry_message")
     story.leased("w2", 3).ran("w2", 3, attempt=1).settled("w2", 3)
@@ -245,7 +247,7 @@ def test_a_label_under_two_ids_is_found() -> None:
     assert "produced twice" in story.settled("w1", 2, id="b").verdict()
 
 
-def test_a_run_that_nobody_produced_is_found() -> None:
+def test_a_run_of_a_message_that_was_never_produced_is_found() -> None:
     story = Story().leased("w1", 1).ran("w1", 1).settled("w1", 1)
     assert story.verdict() == ["run, but never produced"]
 
@@ -255,7 +257,7 @@ def test_a_refused_message_that_runs_is_found() -> None:
     assert story.verdict() == ["refused, yet stored"]
 
 
-def test_a_refused_message_that_is_there_is_found() -> None:
+def test_a_refused_message_that_exists_is_found() -> None:
     story = Story().doubted(What.REFUSED, DEADLY)
     assert story.verdict({"a": DEADLY}, dead={"a"}) == ["refused, yet stored"]
 
@@ -265,14 +267,14 @@ def test_a_message_of_unknown_fate_may_run_although_a_later_try_was_refused() ->
     assert story.leased("w1", 1).ran("w1", 1).settled("w1", 1).verdict() == []
 
 
-def test_a_message_of_unknown_fate_may_be_there_once() -> None:
+def test_a_message_of_unknown_fate_may_exist_once() -> None:
     story = Story().doubted(What.UNKNOWN, DEADLY)
     assert story.verdict() == []
     assert story.verdict({"a": DEADLY}, dead={"a"}) == []
 
 
 @pytest.mark.parametrize("where", ["dead", "quarantined", "pending", "delayed", "processing"])
-def test_a_message_that_nobody_produced_is_found(where: str) -> None:
+def test_a_message_that_was_never_produced_is_found(where: str) -> None:
     for labels in {}, {"ghost": LABEL}:
         assert Story().verdict(labels, **{where: {"ghost"}}) == ["there, but never produced"]
 
@@ -283,7 +285,7 @@ def test_two_copies_of_a_message_of_unknown_fate_are_found() -> None:
     assert story.verdict(labels, dead={"a", "b"}) == ["produced twice"]
 
 
-def test_a_second_copy_of_an_acknowledged_message_is_found_though_it_never_ran() -> None:
+def test_a_second_copy_of_an_acknowledged_message_is_found_even_if_it_never_ran() -> None:
     story = Story().produced(DEADLY)
     labels = {"a": DEADLY, "b": DEADLY}
     assert story.verdict(labels, dead={"a", "b"}) == ["produced twice"]
@@ -304,7 +306,7 @@ def test_a_message_of_unknown_fate_that_was_stored_and_is_gone_is_found() -> Non
         ([], ["another's side effect"]),
     ],
 )
-def test_what_a_resource_has_is_of_the_delivery_that_completed_it(
+def test_the_last_write_to_a_resource_is_from_the_completing_delivery(
     attempts: list[tuple[str, int, bool]], verdict: list[str]
 ) -> None:
     checked = Checked(completed={"a": 3})
@@ -312,7 +314,7 @@ def test_what_a_resource_has_is_of_the_delivery_that_completed_it(
     assert sorted(checked.found) == verdict
 
 
-def test_who_completed_a_message_is_known_by_its_token() -> None:
+def test_the_completing_delivery_is_known_by_its_token() -> None:
     story = handled().settled("w1", 1, answer="").killed("w1").leased("w2", 2, lost_by="w1")
     story.settled("w2", 2, script="retry_message").leased("w2", 3).ran("w2", 3, attempt=2)
     assert check(story.settled("w2", 3).notes, Ends()).completed == {"a": 3}
@@ -352,29 +354,29 @@ def test_a_loss_is_not_excused_by_the_unanswered_complete_of_an_older_holder() -
     assert story.verdict() == ["lost"]
 
 
-def test_a_lease_that_the_living_lose_is_found() -> None:
+def test_a_lease_that_a_live_worker_loses_is_found() -> None:
     story = Story().produced().leased("w1", 1).leased("w2", 2, lost_by="w1")
     story.settled("w2", 2, script="retry_message").leased("w2", 3).ran("w2", 3, attempt=2)
     assert story.settled("w2", 3).killed("w1").verdict() == ["a lease lost without a cause"]
 
 
-def test_a_complete_that_is_refused_although_nobody_else_had_it_is_found() -> None:
+def test_a_complete_that_is_refused_although_no_one_else_had_it_is_found() -> None:
     verdict = handled().settled("w1", 1, answer="0").verdict()
-    assert verdict == ["lost", "refused, though nobody else had it"]
+    assert verdict == ["lost", "refused, though no one else had it"]
 
 
-def test_an_attempt_that_nobody_made_is_found() -> None:
+def test_an_attempt_that_never_happened_is_found() -> None:
     story = Story().produced().leased("w1", 1).ran("w1", 1, attempt=2).settled("w1", 1)
     assert story.verdict() == ["attempts burnt"]
 
 
-def test_an_attempt_of_a_worker_that_died_before_its_note_is_no_burnt_one() -> None:
+def test_an_attempt_of_a_worker_that_died_before_its_note_is_accepted() -> None:
     story = Story().produced().killed("w0").leased("w1", 2, lost_by="w0")
     story.settled("w1", 2, script="retry_message").leased("w1", 3).ran("w1", 3, attempt=2)
     assert story.settled("w1", 3).verdict() == []
 
 
-def test_a_settle_by_somebody_else_is_found() -> None:
+def test_a_settle_by_another_worker_is_found() -> None:
     assert "not its own" in handled().settled("w2", 1).verdict()
 
 
@@ -387,7 +389,7 @@ def test_a_start_may_be_given_up_only_while_the_server_is_away(what: What) -> No
     assert found == ([] if what is What.TROUBLE else ["a worker gave up"])
 
 
-def test_neither_is_one_of_the_worker_that_had_it_before() -> None:
+def test_an_attempt_of_the_worker_that_had_it_before_is_accepted() -> None:
     story = handled().settled("w1", 1, script="retry_message").killed("w1")
     story.notes[3].what = What.FAIL
     story.leased("w2", 3, lost_by="w1").settled("w2", 3, script="retry_message")
@@ -395,7 +397,7 @@ def test_neither_is_one_of_the_worker_that_had_it_before() -> None:
     assert story.settled("w2", 4).verdict() == []
 
 
-def test_neither_is_one_of_a_worker_whose_retry_was_not_answered() -> None:
+def test_an_attempt_of_a_worker_whose_retry_got_no_reply_is_accepted() -> None:
     story = Story().produced().killed("w0").leased("w1", 2, lost_by="w0")
     story.settled("w1", 2, script="retry_message", answer="").killed("w1")
     story.leased("w2", 4, lost_by="w1").settled("w2", 4, script="retry_message")
@@ -403,7 +405,7 @@ def test_neither_is_one_of_a_worker_whose_retry_was_not_answered() -> None:
     assert story.settled("w2", 5).verdict() == []
 
 
-def test_a_line_that_a_death_has_torn_is_left_out(tmp_path: Path) -> None:
+def test_a_line_that_was_torn_by_a_kill_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "history"
     Journal(path, "w1").note(What.START, ids=["a"])
     with path.open("ab") as history:

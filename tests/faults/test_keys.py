@@ -1,4 +1,4 @@
-"""The checker for limits and order by key is tested: guilty histories, and a deliberate bug."""
+"""Tests the checker for limits and order by key, with bad histories and a deliberate bug."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_lease_after_the_end_is_found() -> None:
 
 
 @pytest.mark.timeout(120)
-async def test_a_trial_with_a_bug_is_found_guilty(short_path: Path) -> None:
+async def test_a_trial_with_a_bug_is_reported(short_path: Path) -> None:
     trial = Trial("keys", 1, 1, short_path)
     await hold(trial, ONE_TOO_MANY)
     assert any("3 at a time" in found for found in trial.violations), trial.violations

@@ -1,4 +1,4 @@
-"""The checkers of the mixed trial are tested: guilty histories are found guilty."""
+"""Tests the checkers of the mixed trial with bad histories."""
 
 from __future__ import annotations
 

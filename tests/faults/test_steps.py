@@ -1,4 +1,4 @@
-"""The checker for steps and flows is tested: guilty histories, and a deliberate bug."""
+"""Tests the checker for steps and flows, with bad histories and a deliberate bug."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_child_that_runs_after_its_parent_is_found() -> None:
     assert wrongs(*late) == ["child c1 ran after its parent p"]
 
 
-def test_a_line_that_was_cut_off_does_not_count() -> None:
+def test_a_line_that_was_cut_off_is_ignored() -> None:
     assert parse("returns c1 1 .\nreturns c2") == parse("returns c1 1 .\n")
 
 

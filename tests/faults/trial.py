@@ -22,17 +22,17 @@ class Fault:
 
     name: str
     title: str
-    """What is done, for the report."""
+    """What happens, for the report."""
     run: Callable[[Trial], Awaitable[None]]
     unit: str
-    """What its sizes count."""
+    """The unit of its size."""
     short: int
-    """The size in `make test`; 0: it takes too long for that."""
+    """The size in `make test`; 0: too slow for it."""
     full: int
     """The size in `make faults`."""
 
     async def hold(self, trial: Trial) -> None:
-        """Hold a trial. The queues of this process have much to tell, all of it planned."""
+        """Run a trial. The queues of this process would log a lot, all of it planned."""
         logger = logging.getLogger("mx_rmq")
         level = logger.level
         logger.setLevel(logging.CRITICAL)
@@ -50,11 +50,11 @@ class Trial:
     size: int
     seed: int
     directory: Path
-    """An empty one, with a short name: sockets may lie in it."""
+    """Empty, with a short name, because sockets may be in it."""
     figures: dict[str, Figure] = field(default_factory=dict)
-    """What was counted and measured, by the words of the report."""
+    """What was counted and measured, under the labels of the report."""
     violations: list[str] = field(default_factory=list)
-    """What must never be. None is a pass."""
+    """What must never happen. An empty list is a pass."""
     tables: dict[str, list[list[str]]] = field(default_factory=dict)
     """Tables for the report by title: the head, then the rows."""
 
@@ -64,7 +64,7 @@ class Trial:
 
     @property
     def replay(self) -> str:
-        """The command that does the same again."""
+        """The command that repeats it."""
         return replay(self.fault, self.size, self.seed)
 
     def count(self, what: str, by: int = 1) -> None:
@@ -74,28 +74,28 @@ class Trial:
         self.figures[what] = before + by
 
     def violated(self, what: str) -> None:
-        """Note something that must never be, and go on."""
+        """Note a violation, and continue."""
         self.violations.append(what)
         say(f"{self.fault}: VIOLATION: {what}")
 
     def expect(self, fact: object, what: str) -> None:
-        """Note a violation unless something is so."""
+        """Note a violation unless a fact is true."""
         if not fact:
             self.violated(what)
 
     def say(self, progress: str) -> None:
-        """Tell who watches how far it is, at most every ten seconds."""
+        """Print the progress, at most every ten seconds."""
         if time.monotonic() - self._said_at >= 10:
             self._said_at = time.monotonic()
             say(f"{self.fault}: {progress}")
 
 
 def replay(fault: str, size: int, seed: int) -> str:
-    """Return the command that holds a trial."""
+    """Return the command that runs a trial."""
     return f".venv/bin/python -m tests.faults {fault} --size {size} --seed {seed}"
 
 
 def say(line: str) -> None:
-    """Tell who watches."""
+    """Print a line to stderr."""
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()

@@ -1,7 +1,7 @@
-"""Workers stand still for longer than their lease, wake up, and want to go on.
+"""Workers freeze for longer than their lease, wake up, and try to continue.
 
-Whatever a zombie sends must be refused, and what its handlers still write, a resource that knows
-the fence refuses too: here a real SQLite file.
+Whatever a zombie sends must be refused. A resource that knows the fence must refuse what its
+handlers still write: here that is a real SQLite file.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 WORKERS: Final = 4
 FROZEN: Final = 2
-"""Workers that stand still at the same time."""
+"""Workers that are frozen at the same time."""
 LEASE: Final = 0.6
 MESSAGES: Final = 60
-"""Messages for one zombie."""
+"""Messages per zombie."""
 MIX: Final = Mix(failing=2, dead=0, quarantined=0, delayed=0, work=500)
-"""Handlers that take long enough to be met in the middle."""
+"""Handlers that take long enough to be hit in the middle."""
 
 
 async def run(trial: Trial) -> None:
-    """Make so many zombies."""
+    """Make this many zombies."""
     server = Server(Kind.VALKEY_9_1, trial.directory / "server").start()
     try:
         async with Scene(trial, server, lease=LEASE, fences=True) as scene:
@@ -49,17 +49,17 @@ async def run(trial: Trial) -> None:
             checked = await scene.check()
         tell(trial, checked)
         in_hand = checked.counts["frozen with messages in hand"]
-        trial.expect(in_hand >= zombies * IN_HAND, f"only {in_hand} zombies had something in hand")
+        trial.expect(in_hand >= zombies * IN_HAND, f"only {in_hand} zombies held messages")
         trial.expect(
             checked.counts["stale settles refused"] >= zombies // 4,
-            "hardly a zombie has tried to settle: nothing was tested",
+            "hardly any zombie tried to settle: nothing was tested",
         )
     finally:
         server.kill()
 
 
 async def make_zombie(scene: Scene, hand: Hand) -> None:
-    """Let a worker stand still until its leases are over, and its messages are somebody else's."""
+    """Freeze a worker until its leases are over, and other workers have its messages."""
     scene.freeze(hand)
     try:
         await asyncio.sleep(scene.lease * scene.trial.random.uniform(1.1, 2.2))

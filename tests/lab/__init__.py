@@ -1,1 +1,1 @@
-"""What the tests build on: real servers, a moving clock, a cutting proxy, snapshots, a model."""
+"""What the tests build on: real servers, a movable clock, a cutting proxy, snapshots, a model."""

@@ -9,5 +9,5 @@ if TYPE_CHECKING:
 
 
 def whole_lines(path: Path) -> list[bytes]:
-    """Return the finished lines: a read beside a write may end in the middle of one."""
+    """Return the finished lines: a read during a write may end in the middle of one."""
     return path.read_bytes().split(b"\n")[:-1]

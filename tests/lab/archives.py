@@ -1,4 +1,4 @@
-"""The dead letters and the quarantine: ways in, caps, what they hold."""
+"""The dead letters and the quarantine: how messages get in, caps, contents."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def limits(state: State, *, keep: int = 0, ttl: float = 0) -> Limits:
 
 
 def key_name(state: State, name: str) -> str:
-    """Return the name in keys.py of a key that the scripts of both archives call alike."""
+    """Return the name in keys.py of a key that both archives' scripts name the same."""
     own = ("dlq", "dlq_payload")
     if state is State.QUARANTINED:
         own = ("error_parse_queue", "error_parse_payload")
@@ -39,7 +39,7 @@ def key_name(state: State, name: str) -> str:
 
 
 async def archive(store: Store, state: State, one: Leased, worker: str = "w1") -> Settled:
-    """Try to bring a message from its worker into an archive."""
+    """Try to move a message from its worker into an archive."""
     if state is State.DEAD:
         final = message(one).failed(FAILURE)
         return await store.move_to_dlq(TOPIC, worker, one, final)
@@ -50,7 +50,7 @@ async def archive(store: Store, state: State, one: Leased, worker: str = "w1") -
 async def archived(
     store: Store, state: State, count: int = 1, *, clock: Clock | None = None, **fields: Any
 ) -> list[str]:
-    """Bring new messages into an archive, a millisecond apart if a clock is given."""
+    """Move new messages into an archive, a millisecond apart if a clock is given."""
     taken = await leased(store, count, **fields)
     for one in taken:
         if clock is not None:
@@ -64,7 +64,7 @@ class Archived(NamedTuple):
 
     id: str
     at: int
-    """When it was archived, in ms of the server's time. Requeue and discard ask for it."""
+    """When it was archived, in ms of server time. Requeue and discard need it."""
     data: bytes
 
 
@@ -99,7 +99,7 @@ def contents(found: Snapshot, state: State) -> dict[str, bytes]:
 async def fill(
     store: Store, raw: Redis, messages: Sequence[Message], *, at: int, apart: int = 1
 ) -> None:
-    """Put thousands of messages into the dead letters, as the script leaves them, but quickly."""
+    """Quickly put thousands of messages into the dead letters, as the script would."""
     keys = store.keys.of(TOPIC)
     await raw.hset(store.keys.topics, TOPIC, 1)
     for start in range(0, len(messages), 1000):
@@ -110,6 +110,6 @@ async def fill(
 
 
 def corpse(number: int, **fields: Any) -> Message:
-    """Return a message that is fit for the dead letters."""
+    """Return a message that can become a dead letter."""
     payload = codec.encode_payload(fields.pop("payload", {"number": number}), 2**30)
     return Message(v=1, id=f"d-{number:06}", topic=TOPIC, payload=payload, **fields)

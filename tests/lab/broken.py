@@ -1,4 +1,4 @@
-"""Keys that hold a wrong type for a while."""
+"""Keys that hold the wrong type for a while."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from mx_rmq.store.store import Store
 
 TELLING = ("totals", "history", "maker")
-"""The keys that a script does its work without: what was done, and who made an id."""
+"""The keys that a script can do without: what was done, and which lane made an id."""
 
 
 RESULTS = {"archive": "results", "archive_payload": "results_payload"}
-"""The archive of complete_with_result, which takes it under the name that all archives have."""
+"""The archive of complete_with_result, under the name that all archives share."""
 
 
 LINES = ("lines", "ring", "blocked", "keyed", "running", "limits", "buckets")
-"""The keys that a topic without keyed messages and limits has none of."""
+"""The keys that a topic without keyed messages and limits does not have."""
 
 FOR_KEYS = {
     "retry_message": ("doorbell", "meta"),
@@ -37,7 +37,7 @@ FOR_KEYS = {
     **dict.fromkeys(("handle_parse_error", "cancel_message", "abort_message"), ("doorbell",)),
     **dict.fromkeys(("expire_message", "handle_timeout_message"), ("doorbell",)),
 }
-"""What scripts use only where messages have keys or the topic is limited."""
+"""Keys that scripts use only if messages have keys or the topic is limited."""
 
 FOR_WAITS = {
     "retry_message": ("waiting", "awaited"),
@@ -45,20 +45,20 @@ FOR_WAITS = {
     "expire_message": ("awaited", "signals"),
     "handle_timeout_message": ("signals",),
 }
-"""What scripts use only where messages wait for signals, or have some."""
+"""Keys that scripts use only if messages wait for signals or have some."""
 
 
 def vital(script: str) -> list[str]:
-    """Return the keys without which a script does nothing in a topic without keys, by name."""
+    """Return the keys that a script needs in a topic without keyed messages, by name."""
     unused = (*TELLING, *LINES, *FOR_KEYS.get(script, ()), *FOR_WAITS.get(script, ()))
     return [name for name in load(script).keys if name not in unused]
 
 
 def for_lines(script: str) -> list[str]:
-    """Return the keys that a script needs only where messages have keys or limits, by name."""
+    """Return the keys that a script needs only if messages have keys or limits, by name."""
     names = (*LINES, *FOR_KEYS.get(script, ()))
     if script == "produce_delay_message":
-        names = ("keyed",)  # the lines only count where there is a cap
+        names = ("keyed",)  # the lines matter only if there is a cap
     return [name for name in load(script).keys if name in names]
 
 
@@ -81,7 +81,7 @@ def wrong_type(key: str) -> str:
 
 @asynccontextmanager
 async def broken(raw: Redis, key: str) -> AsyncIterator[None]:
-    """Let a key hold what it must not, then what it held before."""
+    """Give a key the wrong type, then its old contents back."""
     kept = await raw.exists(key)
     if kept:
         await raw.rename(key, "kept")
@@ -99,7 +99,7 @@ async def broken(raw: Redis, key: str) -> AsyncIterator[None]:
 async def assert_refused(
     store: Store, raw: Redis, name: str, call: Callable[[], Awaitable[object]]
 ) -> None:
-    """A call meets a key of a wrong type: it says which, and has changed nothing."""
+    """Check that a call names a key of the wrong type, and changes nothing."""
     before = await snapshot(raw, TOPIC)
     key = key_named(store, name)
     async with broken(raw, key):

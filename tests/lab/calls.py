@@ -1,4 +1,4 @@
-"""Calls that come twice, late or never: what a lost reply does, without a network."""
+"""Calls that arrive twice, late or never: the effects of lost replies, without a network."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class _NextCall(Caller):
-    """Stands before a store's caller for one script call, then steps aside."""
+    """Replaces a store's caller for one script call, then removes itself."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -34,7 +34,7 @@ class _NextCall(Caller):
         args: Sequence[Value],
         check: Check | None = None,
     ) -> Any:
-        if script.name == "register_topics":  # a topic's first produce lists it before
+        if script.name == "register_topics":  # a topic's first produce lists the topic first
             return await self._caller.run(script, keys, args, check)
         self._store.caller = self._caller
         return await self.once(script, keys, args)
@@ -73,7 +73,7 @@ def resend_next(
 
 
 class Lost(_NextCall):
-    """A call of which the client never saw a reply."""
+    """A call whose reply the client never saw."""
 
     def __init__(self, store: Store, *, stored: bool) -> None:
         super().__init__(store)
@@ -93,12 +93,12 @@ class Lost(_NextCall):
 
 
 def lose_next(store: Store, *, stored: bool) -> Lost:
-    """Lose the reply to the store's next script call, which the server has run or not."""
+    """Lose the reply to the store's next script call, whether the server runs it or not."""
     return Lost(store, stored=stored)
 
 
 class Answered(_NextCall):
-    """A call that is answered, and of which another copy is still on its way."""
+    """A call that got a reply while a copy of it is still on its way."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)

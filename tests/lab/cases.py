@@ -1,4 +1,4 @@
-"""Every transition that changes something, once each: how to come there, and what it answers.
+"""Every transition that changes something, once each: how to get there, and its reply.
 
 The tests that say "for every script" are tables over these.
 """
@@ -53,13 +53,13 @@ TWO_PER_KEY: Final = "- - - 2 - - 0"
 
 @dataclass(frozen=True)
 class Stage:
-    """A topic of a store, and ways to bring its messages a, b, c into a state."""
+    """A topic of a store, and ways to move its messages a, b, c into a state."""
 
     store: Store
     clock: Clock
     topic: str
     keyed: bool = False
-    """Whether the messages have keys: a and b the same, c another."""
+    """Whether the messages have keys: a and b the same one, c another."""
 
     def drafts(self, **fields: Any) -> list[Message]:
         new = drafts(own=True, **fields)
@@ -128,9 +128,9 @@ class Case:
     seed: Callable[[Stage], Awaitable[Any]]
     act: Callable[[Store, str, Any], Awaitable[Any]]
     done: object
-    """What the call answers."""
+    """The reply."""
     again: object
-    """What it answers when it is sent a second time, because its first reply was lost."""
+    """The reply if it is sent a second time because its first reply was lost."""
 
     def __str__(self) -> str:
         return self.name
@@ -218,7 +218,7 @@ async def _nothing(_: Stage) -> None:
 
 
 async def _two_wait(stage: Stage) -> None:
-    """Two messages are pending, so that with the tick's there are three, as everywhere."""
+    """Make two messages pending; with the tick's there are three, as in all cases."""
     await stage.store.produce_normal_message(stage.topic, drafts(own=True)[:2])
 
 
@@ -231,7 +231,7 @@ def _definition(topic: str) -> Schedule:
 
 
 async def _scheduled(stage: Stage) -> None:
-    """Two messages are pending, and a schedule is stored."""
+    """Make two messages pending, and store a schedule."""
     await _two_wait(stage)
     await stage.store.store_schedule(_definition(stage.topic), "g1")
     stage.clock.advance(1)
@@ -264,7 +264,7 @@ async def _resume_schedule(store: Store, topic: str, _: None) -> bool:
 
 
 async def _silent(stage: Stage) -> None:
-    """Somebody took the ring for what is pending."""
+    """Take the ring for the pending messages."""
     await stage.pending()
     await stage.store.caller.command("DEL", stage.store.keys.of(stage.topic).doorbell)
 
@@ -299,7 +299,7 @@ async def _limit(store: Store, topic: str, _: Any) -> Settled:
 
 
 async def _strict(stage: Stage) -> list[Leased]:
-    """Of each key only one runs at a time: a waits behind b."""
+    """Only one message of a key runs at a time: a waits behind b."""
     await stage.pending()
     taken = await stage.store.dispatch_in_turn(
         stage.topic, WORKER, count=3, lease=LEASE, limits="- - - 1 - - 0"
@@ -373,7 +373,7 @@ async def _waiting(stage: Stage) -> None:
 
 
 async def _waiting_signalled(stage: Stage) -> None:
-    """Two messages wait, and one of the signals has come for each of them."""
+    """Two messages wait, and one signal has arrived for each of them."""
     await _waiting(stage)
     signals = [Signal(id, "payment", b"9") for id in "ac"]
     assert await stage.store.signal_message(stage.topic, signals)
@@ -394,7 +394,7 @@ async def _waiting_expiring(stage: Stage) -> None:
 
 
 async def _leased_signalled(stage: Stage) -> list[Leased]:
-    """Signals have come for messages that run."""
+    """Signals have arrived for messages that run."""
     taken = await stage.leased()
     await stage.store.signal_message(stage.topic, [Signal(id, "early", b"1") for id in "abc"])
     return taken
@@ -478,7 +478,7 @@ def _replace(
 
 
 async def _replaced(stage: Stage) -> list[Leased]:
-    """The one that was taken second was replaced meanwhile."""
+    """The message that was taken second has been replaced."""
     taken = await stage.leased()
     key = "m" if stage.keyed else None
     await stage.store.replace_message(stage.topic, draft("new", id="a", key=key))
@@ -527,7 +527,7 @@ async def _rung_twice(stage: Stage) -> None:
 
 
 async def _lines_broken(stage: Stage) -> None:
-    """A key has no turn, another is blocked too, and what is done still takes up places."""
+    """A key has no turn, another is also blocked, and ended messages still take places."""
     await stage.pending()
     keys, command = stage.store.keys.of(stage.topic), stage.store.caller.command
     await command("ZREM", keys.ring, "k")
@@ -553,7 +553,7 @@ LINE_SUSPECTS: Final = (
 
 
 async def _waits_broken(stage: Stage) -> None:
-    """A message waits for nothing, another misses what came, and signals of a third are left."""
+    """One message waits for nothing, one missed its signal, and signals of a third are left."""
     await _waiting_signalled(stage)
     keys, command = stage.store.keys.of(stage.topic), stage.store.caller.command
     await command("ZREM", keys.awaited, "a\tapproval")
@@ -643,7 +643,7 @@ CASES: Final = (
     _case("extend_lease", Stage.leased, _extend, [STALE], [STALE]),
     _case("move_to_dlq", Stage.leased, die),
     _case("handle_parse_error", Stage.leased, set_aside),
-    # Nobody hears of these takeovers; the recovery deadline brings the messages back.
+    # No worker learns of these takeovers; the recovery deadline brings the messages back.
     _case("handle_timeout_message", Stage.late, _handle_timeout, _LATE, []),
     _case("expire_message", Stage.expiring, _expire, _EXPIRED, []),
     _case("set_expiry", Stage.pending, _set_expiry, 2, 0),

@@ -1,4 +1,4 @@
-"""A clock that moves when a test says so. Scripts take its time for the server's."""
+"""A clock that moves when a test says so. Scripts use it as the server's time."""
 
 from __future__ import annotations
 

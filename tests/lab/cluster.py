@@ -1,4 +1,4 @@
-"""Real nodes that share the slots between them, each primary with replicas or without.
+"""A real cluster: nodes that share the slots, with or without replicas.
 
 A test can kill, freeze and restart nodes, promote a replica, and move slots while all of it runs.
 """
@@ -37,7 +37,7 @@ class Seen(NamedTuple):
     id: str
     flags: frozenset[str]
     primary: str
-    """The id of the one that it follows, or "-"."""
+    """The id of its primary, or "-"."""
     epoch: int
     slots: tuple[range, ...]
 
@@ -49,15 +49,15 @@ class ClusterNode(Node):
     """A node of a cluster."""
 
     id: str = ""
-    """The name that it gave itself."""
+    """Its own name for itself."""
 
     async def view(self) -> list[Seen]:
-        """Return all the nodes that it knows, itself among them."""
+        """Return all nodes that it knows, including itself."""
         lines = (await self.ask("CLUSTER", "NODES")).decode().splitlines()
         return [_seen(line) for line in lines]
 
     async def is_ok(self) -> bool:
-        """Say whether it serves: it sees a primary for every slot, and most primaries."""
+        """Return whether it serves: it sees a primary for every slot, and most primaries."""
         return b"cluster_state:ok" in await self.ask("CLUSTER", "INFO")
 
     async def keys_in(self, slot: int, count: int = STEP) -> list[bytes]:
@@ -115,12 +115,12 @@ class Cluster:
 
     @property
     def port(self) -> int:
-        """A node's port: a client finds the others by itself."""
+        """A node's port: a client finds the other nodes."""
         return self.nodes[0].port
 
     @property
     def url(self) -> str:
-        """The first primaries' addresses; a client finds the others by itself."""
+        """The first primaries' addresses; a client finds the other nodes."""
         login = f":{quote(self._password)}@" if self._password else ""
         scheme = "redis" if self._tls is None else "rediss"
         return f"{scheme}+cluster://{login}{','.join(node.address for node in self.nodes[:NODES])}"
@@ -129,10 +129,10 @@ class Cluster:
         """Return the number of the node that has a slot at the beginning."""
         return slot * NODES // SLOTS
 
-    # what is so
+    # state
 
     async def primary_of(self, where: int | str) -> ClusterNode:
-        """Return the node that has a slot, or a topic, by its own account."""
+        """Return the node that says it has a slot, or a topic."""
         slot = slot_of(where)
         claims = [
             (seen.epoch, node)
@@ -145,7 +145,7 @@ class Cluster:
         return max(claims, key=lambda claim: claim[0])[1]
 
     async def replicas_of(self, primary: ClusterNode) -> list[ClusterNode]:
-        """Return the nodes that are up and follow a primary, by their own account."""
+        """Return the nodes that are up and say that they follow a primary."""
         return [
             node
             for node in self.nodes
@@ -155,7 +155,7 @@ class Cluster:
         ]
 
     async def agrees(self) -> bool:
-        """Say whether all nodes that are up know each other and see the same, whole cluster."""
+        """Return whether all nodes that are up know each other and see the same whole cluster."""
         up = [node for node in self.nodes if node.is_up]
         maps = set()
         for node in up:
@@ -210,7 +210,7 @@ class Cluster:
     async def move(
         self, where: int | str, target: ClusterNode, *, pause: Pause | None = None
     ) -> None:
-        """Move a slot, or a topic's, key by key in the classic way, while everything runs.
+        """Move a slot, or a topic's slot, key by key, while everything runs.
 
         `pause(moved, left)` is awaited before the first key and after each: meanwhile the slot is
         on two nodes, and the source answers ASK and TRYAGAIN.
@@ -235,13 +235,13 @@ class Cluster:
         await self.until_moved(slot, source)
 
     async def move_atomically(self, where: int | str, target: ClusterNode) -> None:
-        """Move a slot, or a topic's, all at once: Valkey 9 does it by itself."""
+        """Move a slot, or a topic's slot, at once: Valkey 9 does it with one command."""
         slot, source = slot_of(where), await self.primary_of(where)
         await source.ask("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", target.id)
         await self.until_moved(slot, source)
 
     async def add_primary(self) -> ClusterNode:
-        """Let one more primary join, without any slot."""
+        """Add a primary without slots."""
         (port,) = free_ports(1)
         node = self._node(len(self.nodes), port)
         await self._start(node)
@@ -250,7 +250,7 @@ class Cluster:
         return node
 
     async def add_replica(self, primary: ClusterNode) -> ClusterNode:
-        """Let one more replica join."""
+        """Add a replica."""
         node = await self.add_primary()
         await node.ask("CLUSTER", "REPLICATE", primary.id)
         await self.until_agreed()

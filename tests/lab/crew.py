@@ -1,7 +1,7 @@
 """Worker processes that are really killed, and a history of what their handlers did.
 
-As a program (`python -m tests.lab.crew URL HISTORY OPTIONS`) this is one worker; its handlers do
-what their payload says and write a line at their start and at their end.
+As a program (`python -m tests.lab.crew URL HISTORY OPTIONS`) this is one worker. Its handlers do
+what their payload says, and write a line when they start and when they end.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Line(msgspec.Struct):
     attempt: int
     pid: int
     at: float
-    """Of the machine's clock, which all processes here share."""
+    """Monotonic time; all processes of a machine share that clock."""
 
 
 class History:
@@ -105,7 +105,7 @@ class Member:
 
 @contextmanager
 def crew(url: str, directory: Path) -> Iterator[tuple[Callable[..., Member], History]]:
-    """Give a way to start workers, and the history; end them all."""
+    """Yield a function that starts workers, and the history; end them all."""
     members: list[Member] = []
 
     def start(**options: Any) -> Member:
@@ -122,21 +122,21 @@ def crew(url: str, directory: Path) -> Iterator[tuple[Callable[..., Member], His
 
 
 def wait_for(fact: Callable[[], object], seconds: float = 30) -> None:
-    """Wait until something is so."""
+    """Wait until a fact is true."""
     deadline = time.monotonic() + seconds
     while not fact():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "waited too long"
         time.sleep(0.01)
 
 
 async def until(fact: Callable[[], Any], seconds: float = 30) -> None:
-    """Wait until something is so, and let the loop run meanwhile. The fact may be a coroutine."""
+    """Wait until a fact is true, while the loop runs. The fact may be a coroutine."""
     deadline = time.monotonic() + seconds
     while True:
         found = fact()
         if await found if inspect.isawaitable(found) else found:
             return
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "waited too long"
         await asyncio.sleep(0.01)
 
 
@@ -163,7 +163,7 @@ def make(url: str, history: int, options: dict[str, Any]) -> MessageQueue:
         if payload.get("kill"):
             os.kill(os.getpid(), signal.SIGKILL)
         if payload.get("fail"):
-            raise ValueError("as told")
+            raise ValueError("as planned")
         note("end", delivery)
 
     @mq.handler(PLAIN, **settings)
@@ -179,7 +179,7 @@ def make(url: str, history: int, options: dict[str, Any]) -> MessageQueue:
         await asyncio.sleep(max(one["sleep"] for one in payloads))
         for index, (payload, delivery) in enumerate(zip(payloads, batch, strict=True)):
             if payload.get("fail") and delivery.attempt <= payload["fail"]:
-                batch.fail(index, "as told")
+                batch.fail(index, "as planned")
             else:
                 note("end", delivery)
 

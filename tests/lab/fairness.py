@@ -1,4 +1,4 @@
-"""What no single dispatch shows: that limits hold over time, and that nobody waits for long."""
+"""What no single dispatch shows: limits hold over time, and no line waits for long."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ TOPIC = "\n"
 """Stands for the whole topic; no key has a line break in it."""
 
 ROUND = 4
-"""How often another line may come before one that could start. A key with weight 2 gets two turns
-for one of the others; then it may share the turn of the one that waits, and wake up before it."""
+"""How many turns another line may have before one that could start. A key with weight 2 gets two
+turns for one of the others; then it may share the turn of the waiting one, and wake up first."""
 
 
 class Witness:
@@ -26,9 +26,9 @@ class Witness:
         self._passed: dict[str, Counter[str]] = {}
 
     def starts(self, key: str, limits: InForce, at: float, cost: int) -> None:
-        """A message starts: no window of time may hold more than the bucket gives in it.
+        """Note that a message starts: no time window may have more than the bucket gives in it.
 
-        The last of the window may leave a debt, if it costs more than the burst.
+        The last one in the window may leave a debt, if it costs more than the burst.
         """
         if limits.interval is None:
             self._starts.pop(key, None)
@@ -44,11 +44,11 @@ class Witness:
             assert spent <= given + debt + 1e-3, f"{key!r} spends {spent} where {given} are given"
 
     def forget(self, key: str) -> None:
-        """A rate was set or declared again: what a bucket holds then is another question."""
+        """Note that a rate was set or declared: what the bucket holds then is not checked here."""
         self._starts.pop(key, None)
 
     def turns(self, order: Sequence[str], ready: set[str]) -> None:
-        """Lines had turns in this order; those in `ready` could have had one all the time."""
+        """Note turns in this order; the lines in `ready` could have had one all the time."""
         self._passed = {key: passed for key, passed in self._passed.items() if key in ready}
         for key in order:
             for other in ready - {key}:

@@ -1,4 +1,4 @@
-"""How work grows with its input: what keeps a stranger's bytes from keeping a worker busy."""
+"""How work grows with its input, so that hostile bytes cannot keep a worker busy."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ T = TypeVar("T")
 
 LONGEST = 65_536
 ENOUGH = 0.3
-"""Seconds of processor time. Linear work on the longest input takes a hundredth of it; quadratic
-work takes longer at 16 KB, and is found there instead of keeping the test busy for minutes."""
+"""Seconds of CPU time. Linear work on the longest input takes a hundredth of it; quadratic work
+takes longer even at 16 KB, and fails there instead of keeping the test busy for minutes."""
 
 
 def grows_gently(work: Callable[[T], object], worst: Callable[[int], T]) -> None:
-    """Do the work on worse and worse input; fail once it takes too much processor time."""
+    """Do the work on longer and longer input; fail once it takes too much CPU time."""
     size = 256
     while size <= LONGEST:
         given = worst(size)

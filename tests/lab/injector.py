@@ -1,7 +1,7 @@
 """Death at a chosen point: a caller of scripts that counts its calls and kills its own process.
 
-A point is a call of a script by a part of the cast, and where in that call the process dies. It
-dies by SIGKILL: no `finally`, no flush, no goodbye. What it does before goes to a journal.
+A point is a call of a script by a part of a worker, and where in that call the process dies. It
+dies by SIGKILL: no `finally`, no flush. What it did before is in a journal.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from mx_rmq.store.script import Script
 
 ROLE: Final[ContextVar[str]] = ContextVar("role", default="application")
-"""Who calls, where no task of the cast does."""
+"""The caller, if it is no task of a part."""
 
 PARTS: Final = {
     "mx-rmq registry": "registry",
@@ -54,10 +54,10 @@ PARTS: Final = {
     "mx-rmq scheduler": "scheduler",
     "mx-rmq schedules": "schedules",
 }
-"""The part of the cast that each task is."""
+"""The part that each task belongs to."""
 
 COMMANDS: Final = {"HDEL": "forget_worker"}
-"""The plain commands that change something, and what they are for."""
+"""The plain commands that change something, and their purpose."""
 
 _TOPIC: Final = re.compile(r"\{([^}]*)\}(@[^:]+)?")
 
@@ -71,7 +71,7 @@ class When(StrEnum):
 
 
 class Point(NamedTuple):
-    """The nth call of a script by a part of the cast, from 1, and where in it."""
+    """The nth call of a script by a part, from 1, and where in it."""
 
     component: str
     script: str
@@ -122,7 +122,7 @@ class Injector:
 
     def __init__(self, journal: Journal, server: str, doom: Point | None) -> None:
         self.answers: Counter[tuple[str, str]] = Counter()
-        """How many calls of a script each part has got an answer to."""
+        """How many calls of a script each part got a reply to."""
         self._calls: Counter[tuple[str, str]] = Counter()
         self._journal = journal
         self._server = server
@@ -137,7 +137,7 @@ class Injector:
         words: Sequence[Value],
         call: Callable[[], Awaitable[Any]],
     ) -> Any:
-        """Make a call, unless it is one that the process does not outlive."""
+        """Make a call, unless the process dies in it."""
         task = asyncio.current_task()
         component = PARTS.get(task.get_name() if task else "", "") or ROLE.get()
         with self._lock:
@@ -181,7 +181,7 @@ class Injector:
 
 
 class MortalCaller(Caller):
-    """Stands in for the caller of a process that shall die."""
+    """Replaces the caller of a process that must die."""
 
     injector: ClassVar[Injector]
 

@@ -17,7 +17,7 @@ UNSET = "- - - - - "
 
 @dataclass
 class Place:
-    """Whose line a message stands in, and where."""
+    """The line of a message, and its place there."""
 
     key: str
     level: str
@@ -44,7 +44,7 @@ class InForce(NamedTuple):
         return self.burst - max(0, full_at - at) / self.interval + EPSILON
 
     def over(self, text: str) -> InForce:
-        """Return these limits, with what an operator has set instead."""
+        """Return these limits, overridden by what an operator set."""
         most, interval, burst, weight, stop = [_number(one) for one in text.split(" ")[:5]]
         found = self
         if most is not None:
@@ -90,7 +90,7 @@ class Line:
 class Lines:
     places: dict[str, Place] = field(default_factory=dict)
     next_places: dict[str, Place] = field(default_factory=dict)
-    """Of new records that wait until the old ones are done."""
+    """Places of new records that wait until the old ones are settled."""
     number: int = 0
     waiting: set[str] = field(default_factory=set)
     ring: dict[str, float] = field(default_factory=dict)
@@ -112,7 +112,7 @@ class Lines:
         known |= {f"!{id}": str(place) for id, place in self.next_places.items()}
         return known | ({"!": str(self.number)} if self.number else {})
 
-    # messages that come and go
+    # messages join and leave
 
     def place(self, id: str, priority: str, cost: int | None, key: str) -> None:
         """Note the key and the cost of a message that is not in line yet."""
@@ -121,7 +121,7 @@ class Lines:
             self.places[id] = Place(key, NUMBERS[priority], cost)
 
     def place_text(self, id: str, text: str) -> None:
-        """Do the same for a place as the scripts get it."""
+        """Do the same for a place in the scripts' form."""
         self.places.pop(id, None)
         if text:
             key, _, rest = text.partition("\t")
@@ -132,7 +132,7 @@ class Lines:
         return id in self.places and self.places[id].key != ""
 
     def join(self, ids: Sequence[str], now: int, *, wake: bool, turn: float | None = None) -> bool:
-        """Let messages join their lines; say whether one of them may start."""
+        """Add messages to their lines; return whether one of them may start."""
         ready = False
         turn = self.next_turn() if turn is None else turn
         for id in ids:
@@ -154,11 +154,11 @@ class Lines:
         return min(self.ring.values(), default=0) + 1
 
     def free(self, id: str, *, started: bool = False, stays: bool = False) -> bool:
-        """A message leaves its place: wake its key and the topic; say whether they were blocked."""
+        """Free a message's place: wake its key and the topic; return whether they were blocked."""
         woken = False
         keys = ["", self.places[id].key] if id in self.places else [""]
         for key in keys:
-            # What has started gives back a place, but fills no bucket.
+            # A message that has started gives back its place, but does not fill a bucket.
             if key in self.blocked and (not started or self.blocked[key] % 60_000 == 0):
                 self.blocked[key] = 0
                 woken = True
@@ -187,7 +187,7 @@ class Lines:
         return latest if now + ahead < latest - 1000 else now + ahead
 
     def keeps_its_line(self, id: str) -> bool:
-        """Say whether a line waits for the next attempt of a message."""
+        """Return whether a line waits for the next attempt of a message."""
         if not self.has_line(id):
             return False
         declared = self.noted.get("limits", "")
@@ -207,7 +207,7 @@ class Lines:
         return limits.over(self.limits[key]) if key in self.limits else limits
 
     def fill_sooner(self, key: str, before: InForce, at: float) -> None:
-        """A rate has changed: a bucket is full no later than the new rate takes to fill it."""
+        """After a rate change, a bucket is full no later than the new rate takes to fill it."""
         after, sooner = self.in_force(key), 0.0
         full = self.buckets.get(key, 0) if key else float(self.noted.get("bucket", 0))
         if before.interval is not None and after.interval is not None:
@@ -220,7 +220,7 @@ class Lines:
                 self.noted["bucket"] = f"{sooner:.17g}"
 
     def refill(self, limits: InForce, declared: str, at: float) -> None:
-        """Fill the topic's bucket at a newly declared rate, if it is full sooner then."""
+        """Fill the topic's bucket at a newly declared rate, if that fills it sooner."""
         before, _ = declared_limits(self.noted.get("limits", ""))
         is_set = InForce().over(self.limits.get("", UNSET)).interval is not None
         full = float(self.noted.get("bucket", 0))
@@ -266,7 +266,7 @@ class Lines:
             del self.limits[key]
 
     def look(self, line: Line, at: float, look_again: float) -> None:
-        """See whether the first message of a line may start."""
+        """Return whether the first message of a line may start."""
         if not line.heads:
             return
         cost = self.places[line.heads[0]].cost
@@ -277,7 +277,7 @@ class Lines:
             line.until = at + (need - line.tokens) * line.limits.interval
 
     def settle(self, judged: Sequence[Line], at: float) -> None:
-        """Put lines back where they belong, and note what their buckets have given."""
+        """Put lines back into the ring or among the blocked, and update their buckets."""
         fills = {}
         for line in judged:
             self.ring.pop(line.key, None)

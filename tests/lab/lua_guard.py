@@ -1,4 +1,4 @@
-"""Scripts under guard: the server itself stops one that breaks a rule while it runs."""
+"""Guarded scripts: the server itself stops one that breaks a rule while it runs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ end)(redis)
 
 
 class Guarded(Caller):
-    """Runs every script under guard, and notes which ones did run."""
+    """Runs every script guarded, and notes which ones ran."""
 
     def __init__(self, servers: Servers) -> None:
         super().__init__(servers, patience=10.0)

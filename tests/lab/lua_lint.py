@@ -1,6 +1,6 @@
 """The rules for scripts (DESIGN.md section 3), checked on their text.
 
-Redis does not roll a failed script back, and a cluster must know every key beforehand. So: every
+Redis does not roll back a failed script, and a cluster must know every key in advance. So: every
 key in KEYS, reads first, then writes that cannot fail, in plain Lua 5.1.
 """
 
@@ -48,15 +48,15 @@ WRITES: Final = {
 """The writing commands, likewise; '': any type."""
 
 CHANNEL: Final = "PUBLISH"
-"""The command whose first word is a channel and no key; a note, too."""
+"""The command whose first argument is a channel, not a key; a note, too."""
 
 NOTES: Final = {"HINCRBY": "HASH", "XADD": "STREAM", CHANNEL: ""}
-"""Commands that only tell of what was done: they come by pcall, and may fail."""
+"""Commands that only record what was done: they use pcall, and may fail."""
 
 KEYLESS: Final = ("TIME",)
 
 PROBES: Final = {
-    "preflight": "tries each command, named by its arguments, on a key of its own, to see it fail"
+    "preflight": "tries each command, named by its arguments, on its own key, to see it fail"
 }
 """The scripts that may name a command by a variable, read after a write and write unseen keys."""
 
@@ -71,7 +71,7 @@ NAMES: Final = {
 """What scripts may use of Lua 5.1."""
 
 WHY_NOT: Final = {
-    "redis": "redis.call(…) and redis.pcall(…) are called where they stand, and nothing else",
+    "redis": "only redis.call(…) and redis.pcall(…) are allowed, called directly",
     "tostring": "it keeps 14 digits: use string.format",
     **dict.fromkeys(("cjson", "cmsgpack"), "user bytes are never parsed"),
     "loadstring": "a script is one text",
@@ -90,12 +90,12 @@ LATER: Final = {
     lua.BShiftLOp: "<<",
     lua.BShiftROp: ">>",
 }
-"""What luaparser reads, but Lua 5.1 does not."""
+"""What luaparser accepts but Lua 5.1 does not."""
 
 MAX_LINE: Final = 100
 
 _KEYS: Final = re.compile(r"local ([\w, ]+) = KEYS\[\d")
-"""The line that the loader makes of `-- keys:`."""
+"""The line that the loader makes from `-- keys:`."""
 
 Problem = tuple[int, str]
 """A line, and what is wrong there."""
@@ -121,7 +121,7 @@ def lint(name: str, source: str) -> list[str]:
 
 
 def lint_block(name: str, source: str) -> list[str]:
-    """Return what is wrong with what a shared block says of itself."""
+    """Return what is wrong with the header of a shared block."""
     declared = {
         about: [
             word
@@ -168,14 +168,14 @@ def _numbered(file: str, source: str) -> Iterator[str]:
 
 
 def lint_uses(scripts: Mapping[str, str], blocks: Iterable[str]) -> list[str]:
-    """Return which blocks are used in fewer than two places: those need no file."""
+    """Return the blocks that fewer than two scripts use: those need no file."""
     uses = (line for text in scripts.values() for line in re.findall("-- use: (.+)", text))
     used = Counter(name for line in uses for name in line.split(", "))
     return [f"shared/{name}.lua is used {used[name]} times" for name in blocks if used[name] < 2]
 
 
 def _defined_by(node: Any) -> list[str]:
-    """Return the names that a statement makes local to all that follows."""
+    """Return the names that a statement makes local to everything after it."""
     match node:
         case lua.LocalAssign(targets=targets):
             return [target.id for target in targets]
@@ -233,14 +233,14 @@ def _names_in(line: str) -> list[str]:
 
 
 def _items(source: str) -> Iterator[Problem]:
-    """An item has as many parts as its comment names."""
+    """An item has as many parts as its comment says."""
     each = re.search(r"^local each, width *= \d+, (\d+) *-- per \w+: (.+)$", source, re.MULTILINE)
     if each and len(each[2].split(",")) != int(each[1]):
         yield 1, f"width is {each[1]}, but an item is {each[2]}"
 
 
 def _repetition(source: str) -> Iterator[Problem]:
-    """Keys that are repeated are as many as it says, and keep their names all the way."""
+    """There are as many repeated keys as it says, and they keep their names."""
     keys = _keys(source)
     stride = re.search(r"^local stride *= (\d+) *-- keys per \w+", source, re.MULTILINE)
     taken = re.search(r"((?:\w+,\s*)*\w+) = unpack\(KEYS, (.*)\)", source)
@@ -259,7 +259,7 @@ def _repetition(source: str) -> Iterator[Problem]:
 
 
 def _unreadable(error: Exception) -> Problem:
-    """A script is Lua; where it is not, luaparser says so in words or only by the token."""
+    """A script is Lua; if not, luaparser says so in words or only by the token."""
     if place := re.search(r"line (\d+):\d+: (.*)", str(error)):
         return int(place[1]), f"not Lua: {place[2]}"
     token = getattr(error.__context__ and error.__context__.args[0], "offendingToken", None)
@@ -288,7 +288,7 @@ def _twice(tree: Any) -> Iterator[Problem]:
             defined.add(name)
 
 
-# The conduct
+# The behaviour
 
 
 def _conduct(reading: Reading, name: str, source: str) -> Iterator[Problem]:
@@ -356,7 +356,7 @@ def _notes(source: str) -> Iterator[Problem]:
 
 
 def _proofs(reading: Reading) -> Iterator[Problem]:
-    """A write cannot fail, since a read has proven the type of its key."""
+    """A write cannot fail, because a read proved the type of its key."""
     proven: set[str] = set()
     for line, command, keys in reading.commands:
         if command in READS:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 Shape = frozenset[str] | tuple["Shape", ...] | None
-"""What is known of a value: one of these KEYS; a table of shapes; or nothing, so it is no key."""
+"""What is known about a value: one of these KEYS; a table of shapes; or nothing: it is no key."""
 
 
 class Command(NamedTuple):
@@ -22,11 +22,11 @@ class Command(NamedTuple):
     name: str | None
     """None: not a literal."""
     keys: frozenset[str]
-    """Its key is one of these, by their names; empty: perhaps none of KEYS."""
+    """Its key is one of these, by name; empty: perhaps none of KEYS."""
 
 
 class Reading:
-    """Goes through a script in the order of its text, and knows which names hold keys."""
+    """Walks through a script in the order of its text, and tracks which names hold keys."""
 
     def __init__(self, tree: Any) -> None:
         self.commands: list[Command] = []
@@ -107,7 +107,7 @@ class Reading:
     def _scope(self, name: str) -> Any:
         return next(scope for scope in self._known.maps if name in scope)
 
-    # what is known of a value
+    # what is known about a value
 
     def _loop(self, values: Sequence[Any]) -> tuple[Shape, Shape]:
         match values:
@@ -153,7 +153,7 @@ class Reading:
 
 
 def children(node: Any) -> Iterator[Any]:
-    """Yield what a node consists of, but for comments and for names that are no variables."""
+    """Yield the children of a node, without comments and names that are no variables."""
     for name, value in vars(node).items():
         match node, name:
             case (_, "comments") | (lua.Invoke(), "func"):
@@ -172,7 +172,7 @@ def _names(nodes: Iterable[Any]) -> list[str]:
 
 
 def _path(node: Any) -> str:
-    """Return a name and its part, as math.floor is; of anything else ''."""
+    """Return a dotted name such as math.floor; for anything else ''."""
     match node:
         case lua.Index(value=lua.Name(id=name), idx=lua.String(raw=part)):
             return f"{name}.{part}"
@@ -182,7 +182,7 @@ def _path(node: Any) -> str:
 
 
 def _each(shape: Shape) -> Shape:
-    """Return what is known of something that is each of a table's values in turn."""
+    """Return what is known about a variable that takes each of a table's values in turn."""
     return reduce(_join, shape) if isinstance(shape, tuple) and shape else None
 
 
@@ -196,7 +196,7 @@ def _join(one: Shape, other: Shape) -> Shape:
 
 
 def _one_of(shape: Shape) -> Shape:
-    """Return what is known of a single one of these: to read it proves no other."""
+    """Return what is known about a single one of these: reading it proves no other."""
     if isinstance(shape, frozenset) and len(shape) > 1:
         return frozenset(["one of " + ", ".join(sorted(shape))])
     return shape

@@ -32,16 +32,16 @@ SUITE: Final = (
     "tests/faults/test_faults.py::test_nothing_is_lost_in_a_short_campaign[crash_points]",
 )
 EXAMPLES: Final = 100
-"""Walks of the model a kind; `make model` does 3,000."""
+"""Walks of the model per kind; `make model` does 3,000."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of a kind."""
+    """The result for a kind."""
 
     kind: Kind
     version: str
-    """As the server says."""
+    """As the server reports it."""
     origin: str
     passed: int
     failed: int
@@ -57,7 +57,7 @@ class Result:
 
 
 def main() -> int:
-    """Run on the kinds that are named, else on all of them; only then the page is written."""
+    """Run on the named kinds, or on all; only a run on all writes the page."""
     results = [test(kind) for kind in map(Kind, sys.argv[1:] or list(Kind))]
     table = table_of(results)
     if len(results) == len(Kind):
@@ -87,13 +87,13 @@ def by_age(result: Result) -> tuple[str, list[int]]:
 
 
 def test(kind: Kind) -> Result:
-    """Run the tests of a kind; a kind that is not there has failed."""
+    """Run the tests of a kind; a missing kind counts as failed."""
     started = time.monotonic()
     try:
         found = version_of(kind)
     except RuntimeError as error:
         say(f"{kind}: {error}")
-        return Result(kind, "not to be had", "", 0, 1, 0)
+        return Result(kind, "not available", "", 0, 1, 0)
     passed, failed = run(kind)
     result = Result(kind, found, origin_of(kind), passed, failed, time.monotonic() - started)
     say(f"{kind}: {found}, {passed} passed, {failed} failed in {result.seconds:.0f} s")
@@ -123,7 +123,7 @@ def origin_of(kind: Kind) -> str:
 
 
 def run(kind: Kind) -> tuple[int, int]:
-    """Return how many tests passed on a kind, and how many did not."""
+    """Return how many tests passed on a kind, and how many failed."""
     logs = ROOT / ".servers" / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     report, log = logs / f"{kind}.xml", logs / f"{kind}.txt"
@@ -144,7 +144,7 @@ def run(kind: Kind) -> tuple[int, int]:
     if ended.returncode:
         lines = log.read_text().splitlines()
         say("\n".join(line for line in lines if line.startswith(("FAILED", "ERROR"))))
-        say(f"{kind}: all of it is in {log}")
+        say(f"{kind}: the whole log is in {log}")
     return passed, max(failed, int(ended.returncode != 0))
 
 

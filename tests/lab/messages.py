@@ -1,4 +1,4 @@
-"""Short ways to make messages and to bring them into a state."""
+"""Short ways to make messages and to move them into a state."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def message(leased: Leased) -> Message:
 
 
 def renamed(message: Message, id: str, topic: str = TOPIC) -> Message:
-    """Return a message as if it were another: what a record says must fit its place."""
+    """Return a message with another topic and id: a record must match its place."""
     return msgspec.structs.replace(message, id=id, topic=topic)
 
 
 async def rewrite(raw: Redis, key: str, id: str, **fields: Any) -> bytes:
-    """Write fields into a stored record, as another release would have; return the bytes."""
+    """Write fields into a stored record, as another release would; return the bytes."""
     known = json.loads(await raw.hget(key, id) or b"")
     data = json.dumps({**known, **fields}).encode()
     await raw.hset(key, id, data)
@@ -109,7 +109,7 @@ async def take(
 
 
 async def settle(store: Store, one: Leased, state: State | None) -> None:
-    """Move a message that w1 holds into a state; None: finished."""
+    """Move a message that w1 holds into a state; None: ended."""
     if state is None:
         assert await store.complete_message(TOPIC, "w1", [one]) == ["1"]
     elif state is State.PENDING:
@@ -138,7 +138,7 @@ async def bring(store: Store, state: State | None, **fields: Any) -> Leased:
 
 
 async def dead(store: Store, count: int = 1, **fields: Any) -> list[str]:
-    """Bring messages into the dead letters; return their ids."""
+    """Move messages into the dead letters; return their ids."""
     taken = await leased(store, count, **fields)
     for one in taken:
         assert await store.move_to_dlq(TOPIC, "w1", one, message(one).failed(FAILURE))

@@ -1,9 +1,9 @@
-"""What the scripts promise, in plain Python: the judge of the random walk.
+"""What the scripts must do, in plain Python: the random walk compares the server with it.
 
 `Model.apply` takes a call as it is sent to the server and returns the reply that the server must
-give; `Model.snapshot` is what the server must then hold. Beside that the model keeps a ledger, for
-promises that no single call shows: no message is completed twice, tokens only grow, nothing that
-was acknowledged vanishes.
+give; `Model.snapshot` is what the server must then hold. The model also keeps a ledger, for
+guarantees that no single call shows: no message is completed twice, tokens only grow, and nothing
+that was acknowledged disappears.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ LEVELS = ("high", "normal", "low")
 
 
 OVERHEAD = 200
-"""Bytes that an archived message counts for beside what is kept of it."""
+"""Bytes that an archived message counts for, besides its contents."""
 
 SET_BACK = 60_000
-"""Milliseconds that a last tick may lie ahead; further, it is of a clock that was set back."""
+"""Milliseconds by which a last tick may be ahead; if it is further, the clock was set back."""
 
 
 class Call(NamedTuple):
@@ -47,7 +47,7 @@ class Lease(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """Where the new record of a message in processing will wait."""
+    """Where the new record of a message in processing will go."""
 
     priority: str
     due: int | None
@@ -59,7 +59,7 @@ class Mark(NamedTuple):
 
 
 class How(NamedTuple):
-    """What a produce says of a message's id, and its priority."""
+    """What a produce says about a message's id, and its priority."""
 
     own: bool
     maker: int
@@ -72,7 +72,7 @@ class How(NamedTuple):
 
 
 SUPERSEDED = object()
-"""The answer to a late copy whose lane has gone on: any."""
+"""The reply to a late copy whose lane has moved on: any."""
 
 
 @dataclass
@@ -82,17 +82,17 @@ class Model:
     records: dict[str, bytes] = field(default_factory=dict)
     pending: dict[str, list[str]] = field(default_factory=lambda: {x: [] for x in LEVELS})
     cancelled: set[str] = field(default_factory=set)
-    """Ids of which one place among the pending ones does not count."""
+    """Ids that have one pending place that does not count."""
     lines: Lines = field(default_factory=Lines)
-    """Where messages with a key wait, and what may start."""
+    """The lines of messages with a key, and what may start."""
     delayed: dict[str, dict[str, int]] = field(default_factory=lambda: {x: {} for x in LEVELS})
     waits: Waits = field(default_factory=Waits)
-    """Which of the delayed ones wait for signals, and what has come."""
+    """The delayed messages that wait for signals, and the signals that have arrived."""
     expiries: dict[str, int] = field(default_factory=dict)
-    """When messages expire: those that wait and have a ttl, and no others."""
+    """When messages expire: only those that wait and have a ttl."""
     leases: dict[str, Lease] = field(default_factory=dict)
     marks: dict[str, Mark] = field(default_factory=dict)
-    """What is in processing, and was replaced meanwhile."""
+    """Messages in processing that have been replaced."""
     deadlines: dict[str, int] = field(default_factory=dict)
     dead: dict[str, int] = field(default_factory=dict)
     dead_letters: dict[str, bytes] = field(default_factory=dict)
@@ -109,31 +109,31 @@ class Model:
     dispatched: bool = False
     tick: int | None = None
     schedules: dict[str, str] = field(default_factory=dict)
-    """What is stored of schedules, as in keys.py; the last ticks are in `ticks`."""
+    """Stored schedules, as in keys.py; the last ticks are in `ticks`."""
     ticks: dict[str, int] = field(default_factory=dict)
     paused: bool = False
     rung: bool = False
     rung_delay: bool = False
 
     copies: dict[str, Model] = field(default_factory=dict)
-    """What each subscription has that was ever declared."""
+    """The messages of each subscription that was ever declared."""
     subscribed: list[tuple[str, int]] = field(default_factory=list)
     unsubscribed: list[tuple[str, int]] = field(default_factory=list)
-    """The subscriptions, and since when; and those that were removed."""
+    """The subscriptions, and since when; also the removed ones."""
 
     # the ledger
     owed: dict[str, set[str]] = field(default_factory=dict)
-    """The subscriptions that there were when a message was produced, by its id."""
+    """The subscriptions that existed when a message was produced, by its id."""
     completed: set[str] = field(default_factory=set)
     highest: dict[str, int] = field(default_factory=dict)
     witness: Witness = field(default_factory=Witness)
     at_work: set[str] = field(default_factory=set)
-    """What was dispatched and is not settled, whoever holds it now."""
+    """Messages that were dispatched and are not settled, whichever worker holds them."""
 
     def apply(self, call: Call) -> Any:
-        """Do what the server must do; return what it must answer.
+        """Do what the server must do; return the reply that it must give.
 
-        A late copy whose lane has gone on must change nothing; what it is answered is not heard.
+        A late copy whose lane has moved on must change nothing; no one reads its reply.
         """
         if call.lane and (receipt := self.receipts.get(call.lane)):
             last, answer = receipt
@@ -206,7 +206,7 @@ class Model:
         return len(self.records)
 
     def knows(self, id: str, since: int) -> bool:
-        """Say whether a message is in any state; a result counts if it was kept after a time."""
+        """Return whether a message is in any state; a result counts if stored after a time."""
         if any(id in one for one in (self.records, self.dead, self.quarantine)):
             return True
         return self.kept_at.get(id, since) > since
@@ -235,7 +235,7 @@ class Model:
         wake: bool,
         turn: float | None = None,
     ) -> bool:
-        """Let messages become pending; say whether one of them may start."""
+        """Make messages pending; return whether one of them may start."""
         in_line = [id for id, _ in messages if self.lines.has_line(id)]
         for id, priority in messages:
             if id not in in_line:
@@ -332,7 +332,7 @@ class Model:
         return list(fresh.values()), self._receipt(call, answer)
 
     def _found(self, call: Call, item: tuple[str, ...], fresh: Container[str]) -> str:
-        """Return what has the id of a new message; 1: nothing."""
+        """Return what already has the id of a new message; 1: nothing."""
         now, id, (own, maker, _, _, _, asks, *_) = call.named["now_ms"], item[0], _how(item[1])
         lane, _, number = id.rpartition("-")
         made, refused = self.receipts.get(lane, (0, ""))
@@ -353,7 +353,7 @@ class Model:
         return "1"
 
     def _remember(self, call: Call, fresh: dict[str, tuple[str, ...]]) -> None:
-        """Remember the ids of new messages, and forget some whose window is over."""
+        """Remember the ids of new messages, and forget some old ones."""
         now = call.named["now_ms"]
         freed = [f"!{id}" for id in fresh if self._is_freed(id, now, _how(fresh[id][1]).maker)]
         if fresh:
@@ -417,7 +417,7 @@ class Model:
         return self._receipt(call, "1" if found in "1f" else "r")
 
     def _remember_again(self, call: Call, item: tuple[str, ...]) -> None:
-        """Let the window of an id that is taken start again."""
+        """Restart the window of a taken id."""
         now, id = call.named["now_ms"], item[0]
         was = self.recent.get(id, 0)
         stale = sorted((until, id) for id, until in self.recent.items() if until <= now)
@@ -429,7 +429,7 @@ class Model:
             del self.recent[id]
 
     def _stays(self, id: str, how: str, walk: int) -> bool:
-        """Say whether a waiting message that gets no delay keeps its place."""
+        """Return whether a waiting message that gets no delay keeps its place."""
         priority, cost, key = _how(how).priority, _how(how).cost, _how(how).key
         place = self.lines.places.get(id)
         if id in self.lines.waiting:
@@ -445,7 +445,7 @@ class Model:
         return True
 
     def _leave(self, id: str, walk: int, *, waits: bool) -> None:
-        """Take a waiting message out of its place."""
+        """Remove a waiting message from its place."""
         if not waits:
             return
         self.rung |= self.lines.free(id)
@@ -476,11 +476,11 @@ class Model:
         return self._receipt(call, "1")
 
     def _is_freed(self, id: str, now: int, maker: int) -> bool:
-        """Say whether a generated id was cancelled or discarded, and not used again since."""
+        """Return whether a generated id was cancelled or discarded, and not used since."""
         return bool(maker) and self.recent.get(f"!{id}", 0) > now
 
     def _free(self, call: Call) -> None:
-        """Let an id be produced again."""
+        """Allow an id to be produced again."""
         id = call.named["id"]
         if call.named["made"] == "0":
             self.recent.pop(id, None)
@@ -489,7 +489,7 @@ class Model:
             self.recent[f"!{id}"] = max(least, self.recent.get(id, 0))
 
     def _store(self, call: Call, id: str, record: str, ttl: int | None) -> None:
-        self.completed.discard(id)  # an own id may be used again once its window has passed
+        self.completed.discard(id)  # a custom id may be used again once its window has passed
         self.owed[id] = set(self.names)
         self.records[id] = b'{"created_at":%d,' % call.named["now_ms"] + _bytes(record)
         if ttl is not None:
@@ -570,7 +570,7 @@ class Model:
         return [found, len(taken), rest]
 
     def _receive(self, topic: Model, now: int, messages: list[tuple[str, str]]) -> None:
-        """Get copies of a topic's messages; but not of those whose id is taken."""
+        """Return copies of a topic's messages, except those whose id is taken."""
         in_line, ready = [], False
         for id, level in messages:
             if any(id in held for held in (self.records, self.dead, self.quarantine)):
@@ -759,7 +759,7 @@ class Model:
     def _bear_witness(
         self, picks: list[tuple[Line, str]], limits: InForce, at: float, ready: set[str]
     ) -> None:
-        """Check what was started against the limits and the turns."""
+        """Check the started messages against the limits and the turns."""
         self.at_work.update(id for _, id in picks)
         for line, id in picks:
             place = self.lines.places.get(id)
@@ -778,7 +778,7 @@ class Model:
         return self.lines.places[id].key if id in self.lines.places else ""
 
     def _plain_order(self, room: int) -> list[tuple[str, str]]:
-        """Return the messages without a key that may come next, each with its level."""
+        """Return the messages without a key that may be next, each with its level."""
         offers = {4: ("normal", "high", "low"), 9: ("low", "high", "normal")}
         left = {level: list(ids) for level, ids in self.pending.items()}
         order: list[tuple[str, str]] = []
@@ -811,7 +811,7 @@ class Model:
         return self._receipt(call, "1")
 
     def _pass_over(self) -> None:
-        """Take out the places that do not count; no walk has more than a call passes over."""
+        """Remove the places that do not count; no walk has more than one call skips."""
         for level in LEVELS:
             for id in list(self.pending[level]):
                 if id in self.cancelled:
@@ -830,7 +830,7 @@ class Model:
 
     def _lease(self, id: str, worker: str, now: int, lease: int) -> int:
         self.token = max(self.token + 1, now * 1000)
-        assert id not in self.completed, f"{id} is handed out after its completion"
+        assert id not in self.completed, f"{id} is dispatched after its completion"
         assert self.token > self.highest.get(id, 0), f"the token of {id} does not grow"
         self.highest[id] = self.token
         self.leases[id] = Lease(self.token, worker)
@@ -998,7 +998,7 @@ class Model:
         return dropped
 
     def _drop(self, index: dict[str, int], contents: dict[str, bytes], id: str) -> None:
-        """Drop an archived message; the id of a result may be another message's by now."""
+        """Drop an archived message; the id of a result may belong to another message by now."""
         del index[id], contents[id]
         if index is not self.kept_at:
             self.waits.forget(id)
@@ -1023,7 +1023,7 @@ class Model:
         self.rung |= self.lines.free(id, started=True, stays=stays)
         self.marks.pop(id, None)
 
-    # the monitor's and the scheduler's
+    # monitor and scheduler
 
     def handle_timeout_message(self, call: Call) -> Any:
         now, worker = call.named["now_ms"], call.named["worker"]
@@ -1079,7 +1079,7 @@ class Model:
         return [str(now), -1 if soonest is None else max(0, soonest - now), *leased]
 
     def _cut_tails(self, sought: set[str], window: int) -> int:
-        """Take ids out of the ends of the lists; return how many places are beyond an end."""
+        """Remove ids from the ends of the lists; return how many places are beyond an end."""
         hidden = 0
         for level in LEVELS:
             tail, rest = self.pending[level][:window], self.pending[level][window:]
@@ -1144,7 +1144,7 @@ class Model:
     def _earliest(self) -> int | None:
         return min((at for level in LEVELS for at in self.delayed[level].values()), default=None)
 
-    # the operator's
+    # operators
 
     def requeue_message(self, call: Call) -> Any:
         id = call.named["id"]
@@ -1228,18 +1228,18 @@ class Model:
         return self._receipt(call, "1")
 
     def _is_seen(self, call: Call) -> bool:
-        """Say whether a message's record is still the one that the caller saw."""
+        """Return whether a message's record is still the one that the caller saw."""
         record = self.records.get(call.named["id"])
         return record is not None and sha1(record).hexdigest() == call.named["seen"]
 
     def _leave_place(self, call: Call) -> None:
-        """Take a waiting message out of its place."""
+        """Remove a waiting message from its place."""
         id = call.named["id"]
         self.expiries.pop(id, None)
         self._leave(id, int(call.named["walk"]), waits=True)
 
     def _take_place(self, id: str, walk: int) -> None:
-        """Take a pending id out, or leave it where it is, if that is deep in a list."""
+        """Remove a pending id, or leave it if it is deep in a list."""
         lists = list(self.pending.values())
         for ids in lists:
             if id in ids[-walk:]:
@@ -1273,7 +1273,7 @@ class Model:
 
 
 def _load(kept: list[bytes]) -> int:
-    """Return for how many bytes these messages count."""
+    """Return how many bytes these messages count for."""
     return sum(len(data) + OVERHEAD for data in kept if data)
 
 

@@ -1,7 +1,7 @@
-"""Processes that die where they are told to: real queues and workers, forked from a warm one.
+"""Processes that die at a chosen point: real queues and workers, forked from a warm one.
 
-`python -m tests.lab.mortal` is a fork server: each line that it reads is an order for one life,
-and it answers with how that life ended. A life costs a fork, not the start of an interpreter.
+`python -m tests.lab.mortal` is a fork server: each line that it reads is an order for one life, and
+it replies with how that life ended. A life costs a fork, not the start of an interpreter.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ LEASE: Final = 0.8
 RETRY: Final = 0.05
 DELAY: Final = 0.2
 BLOCK: Final = 2.4
-"""Seconds that a handler blocks its loop: a second or a lease until the keeper hands back, and the
-time that a busy machine takes."""
+"""Seconds for which a handler blocks its loop: a second or a lease until the keeper hands back,
+plus the time that a busy machine needs."""
 SAY: Final = 0.2
-"""Seconds in which what a handler has said about its progress is sent."""
+"""Seconds in which a handler's progress is sent."""
 PATIENCE: Final = 20.0
-"""Seconds after which a life goes on to its end, whatever it still waits for."""
+"""Seconds after which a life ends, whatever it still waits for."""
 HEIR_WITHIN: Final = 45.0
 """Seconds in which an heir finds everything. From its second crash on, a message may wait ten."""
 
 KINDS: Final = ("work", "fragile", "line", "brief", "ops", "app", "kept", "keyed")
-"""The topics of each life, beside that of its cron."""
+"""The topics of each life, besides that of its cron."""
 
 
 class Order(msgspec.Struct, kw_only=True):
-    """What a process shall do."""
+    """What a process must do."""
 
     url: str
     prefix: str
@@ -59,12 +59,12 @@ class Order(msgspec.Struct, kw_only=True):
     scene: str
     worker: str
     life: int
-    """Which one of its run it is; the topics of all lives up to it are served."""
+    """Its number in the run; the topics of all lives up to it are served."""
     confirm: bool = False
     wait_for: list[str] = []
-    """Messages that shall be settled before it ends."""
+    """Messages that must be settled before it ends."""
     targets: dict[str, str] = {}
-    """The messages of an operator, by what he does with them."""
+    """The messages of an operator, by what it does with them."""
     doom: Point | None = None
 
 
@@ -77,7 +77,7 @@ def topic(kind: str, life: int) -> str:
 
 
 class Life:
-    """One process: a queue, perhaps a worker, and what they are used for."""
+    """One process: a queue, perhaps a worker, and what they do."""
 
     def __init__(self, order: Order, journal: Journal, injector: Injector) -> None:
         self._order = order
@@ -157,7 +157,7 @@ class Life:
         later = partial(admin.reschedule, delay=0.5)
         await self._act("reschedule", target["reschedule"], later)
         await admin.audit(name)
-        await admin.repair(name)  # nothing is wrong: whoever dies here must leave it so
+        await admin.repair(name)  # nothing is wrong; a death here must not change that
         await self._mq.store.repair_message(name, target["requeue all"].encode())
         await admin.limit(name, key="k", running=5)
         await admin.limit(name, key="k", running=None)
@@ -219,7 +219,7 @@ class Life:
             async with asyncio.timeout(HEIR_WITHIN):
                 await Worker(self._mq, name=self._order.worker, grace=5).drain(delayed=True)
         except TimeoutError:
-            self._journal.note("late")  # what is left, the judge will find
+            self._journal.note("late")  # the checker will find what is left
 
     # handlers
 
@@ -252,7 +252,7 @@ class Life:
         self._note("start", label, delivery)
         if act == "fail" or (act == "once" and delivery.attempt == 1):
             self._note("failed", label, delivery)
-            raise ValueError("as told")
+            raise ValueError("as planned")
         if act == "hang" and self._order.scene != "heir":
             try:
                 await asyncio.Event().wait()
@@ -329,7 +329,7 @@ class Lives:
         await self._hearing
 
     async def live(self, order: Order) -> tuple[int, int]:
-        """Let a process live; return its pid and its exit code when it is no more."""
+        """Run a process; return its pid and its exit code when it has ended."""
         assert self._server.stdin is not None
         self._number += 1
         number = self._number
@@ -369,7 +369,7 @@ def _serve() -> None:
                 _, status = os.waitpid(pid, 0)
                 code = os.waitstatus_to_exitcode(status)
                 os.write(1, json.dumps([number, pid, code]).encode() + b"\n")
-        if not is_open:  # nobody waits for them any more
+        if not is_open:  # nothing waits for them any more
             for _, pid in children.values():
                 os.kill(pid, signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""One-line faults in the scripts. Each must be caught: that is how the tester is tested."""
+"""One-line faults in the scripts. The walk must catch each one: that is how it is tested."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ class Mutant(NamedTuple):
     def mutated(self) -> Script:
         """Return the script with the fault in it."""
         source = load(self.script).source
-        assert source.count(self.old) == 1, f"{self.fault}: the line to change is not there once"
+        assert source.count(self.old) == 1, (
+            f"{self.fault}: the line to change must occur exactly once"
+        )
         return Script.parse(self.script, source.replace(self.old, self.new))
 
 
@@ -24,7 +26,7 @@ _HELD = "leases[n] == ARGV[at + 1] .. lease_end and not seen[id]"
 _ANY = "leases[n] and not seen[id]"
 _RECEIPT = "redis.call('SET', receipt, call .. ' ' .. answer, 'PX', '600000')"
 _BRIEF = _RECEIPT.replace("600000", "3000")
-"""Shorter than it takes to give a reply up and to send the call again."""
+"""Shorter than it takes to give up on a reply and to send the call again."""
 _RING = "if rung == 0 then redis.call('RPUSH', doorbell, '1') end\n"
 _ONE_HELD = "if lease ~= own then"
 
@@ -127,11 +129,11 @@ MUTANTS = [
     ),
     Mutant("retry knows one priority", "retry_message", "due_times[ARGV[i + 3]]", "due_times.low"),
     Mutant("retry leaves no receipt", "retry_message", _RECEIPT, ""),
-    Mutant("release turns the order round", "release_message", "n = #mine, 1, -1", "n = 1, #mine"),
+    Mutant("release reverses the order", "release_message", "n = #mine, 1, -1", "n = 1, #mine"),
     Mutant(
         "release knows one priority", "release_message", "front[ARGV[mine[n] + 2]]", "front.low"
     ),
-    Mutant("release rings nobody", "release_message", "if rung == 0 and not to_ring", "if false"),
+    Mutant("release does not ring", "release_message", "if rung == 0 and not to_ring", "if false"),
     Mutant(
         "extend sets no deadline",
         "extend_lease",
@@ -209,7 +211,7 @@ MUTANTS = [
         "elseif false then",
     ),
     Mutant(
-        "own ids are not remembered",
+        "custom ids are not remembered",
         "produce_normal_message",
         "  redis.call('ZADD', recent, unpack(marks))\n",
         "",
@@ -221,7 +223,7 @@ MUTANTS = [
         "elseif false and",
     ),
     Mutant(
-        "an own id is asked for in the place of another",
+        "a custom id is looked up in the place of another",
         "produce_normal_message",
         "if taken_until[n] and tonumber(taken_until[n]) > now and",
         "if taken_until[1] and tonumber(taken_until[1]) > now and",
@@ -251,7 +253,7 @@ MUTANTS = [
         f"if full or #fresh == 0 then\n  {_BRIEF}",
     ),
     Mutant(
-        "own ids of delayed messages are soon forgotten",
+        "custom ids of delayed messages are soon forgotten",
         "produce_delay_message",
         "math.max(recent_ttl, longest, 600000)",
         "dedup_ms",
@@ -269,7 +271,7 @@ MUTANTS = [
         "",
     ),
     Mutant(
-        "promote comes early",
+        "promote is early",
         "process_delay_message",
         "'-inf', now, 'LIMIT'",
         "'-inf', now + 400, 'LIMIT'",
@@ -307,7 +309,7 @@ MUTANTS = [
         "'?' .. id)",
     ),
     Mutant(
-        "a freed id is free for ever",
+        "a freed id is free forever",
         "produce_normal_message",
         "    if freed then freed_marks[#freed_marks + 1] = '!' .. id end\n",
         "",
@@ -319,7 +321,7 @@ MUTANTS = [
         "",
     ),
     Mutant(
-        "dispatch gives what stands in a cancelled place", "dispatch_message", "places > 0", "false"
+        "dispatch gives what is in a cancelled place", "dispatch_message", "places > 0", "false"
     ),
     Mutant(
         "a tick fires again and again",
@@ -439,7 +441,7 @@ MUTANTS = [
         "",
     ),
     Mutant("a late copy resumes again", "resume_schedule", _RECEIPT, ""),
-    Mutant("a tick rings nobody", "produce_cron_message", _RING, ""),
+    Mutant("a tick does not ring", "produce_cron_message", _RING, ""),
     Mutant(
         "a ring for nothing",
         "ring_doorbell",
@@ -453,13 +455,13 @@ MUTANTS = [
         "if waiting == 0 then",
     ),
     Mutant(
-        "a ring that goes back is lost",
+        "a returned ring is lost",
         "ring_doorbell",
         "redis.call('RPUSH', doorbell, '1')\n",
         "",
     ),
     Mutant(
-        "the survey takes no notice of a pause",
+        "the survey ignores a pause",
         "survey_topics",
         "redis.pcall('HEXISTS', meta, 'paused') == 1 and 0 or ready",
         "waiting",
@@ -471,25 +473,25 @@ MUTANTS = [
         "redis.pcall('ZRANGE', delay_tasks, 0, 0, 'WITHSCORES')",
     ),
     Mutant(
-        "a time-out takes no notice of a clock that was set ahead",
+        "a time-out ignores that the clock was set ahead",
         "handle_timeout_message",
         " or now > expected_ms + jump_ms)",
         ")",
     ),
     Mutant(
-        "a time-out takes no notice of a clock that was set back",
+        "a time-out ignores that the clock was set back",
         "handle_timeout_message",
         "now < expected_ms - jump_ms or ",
         "",
     ),
     Mutant(
-        "a time-out passes over what lies far ahead",
+        "a time-out skips what is far ahead",
         "handle_timeout_message",
         "for _, id in ipairs(left) do",
         "for _, id in ipairs({}) do",
     ),
     Mutant(
-        "a time-out takes what lies far ahead, whatever the clock",
+        "a time-out takes what is far ahead, whatever the clock",
         "handle_timeout_message",
         "if far_ms and behind > jump_ms then",
         "if far_ms then",
@@ -590,7 +592,7 @@ MUTANTS = [
         "local waits, leaving, started = not lease, {id}, lease",
         "local waits, leaving, started = false, {id}, lease",
     ),
-    Mutant("a resent abort strikes again", "abort_message", _RECEIPT, ""),
+    Mutant("a resent abort takes effect again", "abort_message", _RECEIPT, ""),
     Mutant(
         "an aborted message still expires",
         "abort_message",
@@ -622,13 +624,13 @@ MUTANTS = [
         "",
     ),
     Mutant(
-        "a message that is due now rings for nobody",
+        "a message that is due now does not ring",
         "reschedule_message",
         "  if ringing == 0 and not to_ring then redis.call('RPUSH', doorbell, '1') end\n",
         "",
     ),
     Mutant(
-        "an earlier due time rings for nobody",
+        "an earlier due time does not ring",
         "reschedule_message",
         "  if earlier == 0 and rung == 0 then redis.call('RPUSH', doorbell_delay, '1') end\n",
         "",
@@ -748,19 +750,19 @@ MUTANTS = [
         "",
     ),
     Mutant(
-        "a message is released that was not replaced",
+        "a message that was not replaced is released",
         "release_replaced",
         "token .. ':' .. worker .. ' '",
         "token .. ':' .. worker",
     ),
     Mutant(
-        "anybody releases a replacement",
+        "any worker releases a replacement",
         "release_replaced",
         "if string.find(lease, own, 1, true) ~= 1 then",
         "if not string.find(lease, ' ', 1, true) then",
     ),
     Mutant(
-        "a window of its own is ignored",
+        "its own window is ignored",
         "produce_normal_message",
         "window, maker = tonumber(window) or dedup_ms,",
         "window, maker = dedup_ms,",
@@ -793,13 +795,13 @@ MUTANTS = [
         "math.max(0, most - leased + 1))",
     ),
     Mutant(
-        "a topic that is full stays open",
+        "a full topic stays open",
         "dispatch_in_turn",
         "if most and leased + count - unused >= most then",
         "if false then",
     ),
     Mutant(
-        "what is dispatched takes up no place of its key",
+        "a dispatched message takes no place of its key",
         "dispatch_in_turn",
         "if #running_now > 0 then",
         "if false then",
@@ -877,7 +879,7 @@ MUTANTS = [
         "spent_of[line] = spent_of[line] or 0\n  if interval_ms then",
     ),
     Mutant(
-        "what costs more than the burst never starts",
+        "a message that costs more than the burst never starts",
         "dispatch_in_turn",
         "local need = math.min(cost, burst_of[line] or key_burst)",
         "local need = cost",
@@ -904,19 +906,19 @@ MUTANTS = [
         "elseif judged then",
     ),
     Mutant(
-        "nobody is told to come back",
+        "no worker is told to come back",
         "dispatch_in_turn",
         "reply[2] = math.ceil(next_block - at)",
         "reply[2] = -1",
     ),
     Mutant(
-        "who comes too early is not told again",
+        "a worker that comes too early is not told again",
         "dispatch_in_turn",
         "if told == worker or not (told_time",
         "if not (told_time",
     ),
     Mutant(
-        "everybody is told to come back",
+        "every worker is told to come back",
         "dispatch_in_turn",
         "if told == worker or not (told_time > at and told_time <= next_block + 1) then",
         "if true then",
@@ -940,7 +942,7 @@ MUTANTS = [
         "(ready and not closed)",
     ),
     Mutant(
-        "everybody stands in",
+        "every worker stands in",
         "dispatch_in_turn",
         "elseif second == worker or second == '' or stand_in_time <= at then",
         "else",
@@ -988,7 +990,7 @@ MUTANTS = [
         "limit_of[line], weight = nil,",
     ),
     Mutant(
-        "lines that are left ring for nobody",
+        "lines that are left do not ring",
         "dispatch_in_turn",
         "if (ready and not closed or call_second) and rung == 0 then",
         "if call_second and rung == 0 then",
@@ -1000,13 +1002,13 @@ MUTANTS = [
         "redis.call('ZREM', lines, '')",
     ),
     Mutant(
-        "the plain dispatch takes no notice of lines",
+        "the plain dispatch ignores lines",
         "dispatch_message",
         "redis.call('EXISTS', ring, blocked, limits) > 0",
         "false",
     ),
     Mutant(
-        "a completed message still takes up a place",
+        "a completed message still takes a place",
         "complete_message",
         "if #freed > 0 then redis.call('ZREM', running, unpack(freed)) end\n",
         "",
@@ -1018,7 +1020,7 @@ MUTANTS = [
         "",
     ),
     Mutant(
-        "what was cancelled wakes only what waits for a place",
+        "a cancel wakes only what waits for a place",
         "cancel_message",
         "(not started or time % 60000 == 0)",
         "time % 60000 == 0",
@@ -1065,10 +1067,12 @@ MUTANTS = [
         "if not strict then out[#out + 1] = member end",
         "out[#out + 1] = member",
     ),
-    Mutant("nobody may overtake", "retry_message", "overtake ~= '1' and ", ""),
-    Mutant("a snoozed key goes on", "retry_message", "if hold and key ~= '' then", "if false then"),
+    Mutant("no message may overtake", "retry_message", "overtake ~= '1' and ", ""),
     Mutant(
-        "a line waits for ever for a failed message",
+        "a snoozed key continues", "retry_message", "if hold and key ~= '' then", "if false then"
+    ),
+    Mutant(
+        "a line waits forever for a failed message",
         "process_delay_message",
         "if #held_lines > 0 then",
         "if false then",
@@ -1128,7 +1132,7 @@ MUTANTS = [
         "",
     ),
     Mutant(
-        "an aborted message takes up a place",
+        "an aborted message still takes a place",
         "abort_message",
         "if #freed > 0 then redis.call('ZREM', running, unpack(freed)) end\n",
         "",
@@ -1200,7 +1204,7 @@ MUTANTS = [
         "",
     ),
     Mutant(
-        "a new limit rings for nobody",
+        "a new limit does not ring",
         "limit_key",
         "if waiting > 0 and rung == 0 then",
         "if false then",
@@ -1218,20 +1222,20 @@ MUTANTS = [
         "for n, name in ipairs({'wake_at'}) do",
     ),
     Mutant(
-        "a ring that goes back relieves the worker that was told",
+        "a returned ring relieves the worker that was told",
         "ring_doorbell",
         "string.match(told[n], ' (.*)$') == leaving",
         "true",
     ),
     Mutant(
-        "the survey overlooks lines",
+        "the survey ignores lines",
         "survey_topics",
         "ready = ready + (type(in_lines) == 'number' and in_lines or 0)",
         "",
     ),
     Mutant("a step is noted without a token check", "note_record", _HELD, _ANY),
     Mutant(
-        "a step is noted in no record",
+        "a noted step is not in the record",
         "note_record",
         "redis.call('HSET', payload, unpack(records))\n",
         "",
@@ -1243,7 +1247,7 @@ MUTANTS = [
         "",
     ),
     Mutant(
-        "a park ignores the signals that came first",
+        "a park ignores the signals that arrived first",
         "retry_message",
         "'(' .. member .. '\\n') == 0 then",
         "'(' .. member .. '\\n') >= 0 then",
@@ -1267,7 +1271,7 @@ MUTANTS = [
         "or 0)",
     ),
     Mutant(
-        "a signal wakes nobody",
+        "a signal wakes no message",
         "signal_message",
         "if missing[id] == 0 then wakes[#wakes + 1] = id end",
         "",
@@ -1291,7 +1295,7 @@ MUTANTS = [
         "true",
     ),
     Mutant(
-        "a second signal of one name is kept, too",
+        "a second signal with the same name is kept, too",
         "signal_message",
         "'(' .. member .. '\\n') > 0 then",
         "'(' .. member .. '\\n') > 9 then",
@@ -1309,7 +1313,7 @@ MUTANTS = [
         "if code == '1' and ARGV[i + 3] == '1'",
     ),
     Mutant(
-        "a signal that came is still awaited",
+        "a signal that arrived is still awaited",
         "signal_message",
         "if #no_longer > 0 then redis.call('ZREM', awaited, unpack(no_longer)) end\n",
         "",
@@ -1369,7 +1373,7 @@ MUTANTS = [
         "local ended = {id}",
     ),
     Mutant(
-        "the survey overlooks what waits",
+        "the survey ignores waiting messages",
         "survey_topics",
         "type(parked) == 'number' and parked or 0",
         "0",
@@ -1381,7 +1385,7 @@ MUTANTS = [
         "",
     ),
     Mutant(
-        "fan_out believes its caller",
+        "fan_out trusts its caller",
         "fan_out",
         "if found ~= names then return {found} end",
         "found = names",
@@ -1419,7 +1423,7 @@ MUTANTS = [
         "",
     ),
     Mutant(
-        "fan_out rings for no one",
+        "fan_out does not ring",
         "fan_out",
         "if plan.rings then redis.call('RPUSH', doorbell, '1') end",
         "",

@@ -1,4 +1,4 @@
-"""A server among others: it can freeze and come back, and it may ask for a password."""
+"""A server of a cluster or Sentinel group: it can freeze and return, and may need a password."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class Node(Server):
     """`with Node(kind, directory, port=…) as node: …`
 
-    The password is that of the user `default`; other users are given as in a configuration file:
-    "worker on >secret ~mx-rmq:* +@all". With `tls` its port speaks nothing else.
+    The password is that of the user `default`; other users are written as in a configuration file:
+    "worker on >secret ~mx-rmq:* +@all". With `tls`, its port speaks nothing else.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Node(Server):
 
     @property
     def url(self) -> str:
-        """The way in for the test: the socket, as the user who may do everything."""
+        """The test's URL: the socket, as the user with all rights."""
         login = f":{quote(self.password)}@" if self.password else ""
         return f"unix://{login}{self.socket}"
 
@@ -69,12 +69,12 @@ class Node(Server):
         return self._process is not None and not self.is_frozen
 
     def freeze(self) -> None:
-        """Let it stand still: its connections stay open and silent."""
+        """Freeze it: its connections stay open and silent."""
         os.kill(self.pid, signal.SIGSTOP)
         self.is_frozen = True
 
     def thaw(self) -> None:
-        """Let it go on where it stood."""
+        """Let it continue."""
         os.kill(self.pid, signal.SIGCONT)
         self.is_frozen = False
 
@@ -90,7 +90,7 @@ class Node(Server):
             return await execute(*words)
 
     async def takes_writes(self) -> bool:
-        """Say whether it is a primary that knows it."""
+        """Return whether it is, and knows it is, a primary."""
         try:
             role, *_ = await self.ask("ROLE")
         except (RedisError, OSError):
@@ -98,14 +98,14 @@ class Node(Server):
         return bool(role == b"master")
 
     async def is_in_step(self) -> bool:
-        """Say whether it is a primary, or a replica that has all that its primary had."""
+        """Return whether it is a primary, or a replica that has all its primary's data."""
         role, *rest = await self.ask("ROLE")
         return bool(role == b"master" or rest[2] == b"connected")
 
     async def is_followed(self, count: int) -> bool:
-        """Say whether so many replicas confirm what it does now. In a cluster it cannot be asked.
+        """Return whether this many replicas confirm its writes now. Not possible in a cluster.
 
-        A replica calls itself connected a moment before it hears what its primary does.
+        A replica says that it is connected a moment before it gets its primary's writes.
         """
         async with Redis.from_url(self.url, socket_timeout=5) as client:
             await client.set("lab", "?")
@@ -131,7 +131,7 @@ class Node(Server):
 
 
 async def until_true(fact: Callable[[], Any], what: str, seconds: float = 30) -> Any:
-    """Wait until something is so and return it. A server that does not answer says no."""
+    """Wait until a fact is true and return it. A server that does not answer means no."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -142,5 +142,5 @@ async def until_true(fact: Callable[[], Any], what: str, seconds: float = 30) ->
             found = None
         if found:
             return found
-        assert time.monotonic() < deadline, f"waited {seconds:g} s in vain: {what}"
+        assert time.monotonic() < deadline, f"gave up after {seconds:g} s: {what}"
         await asyncio.sleep(0.02)

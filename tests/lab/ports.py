@@ -1,4 +1,4 @@
-"""Ports for servers: nobody uses them now, and nobody takes them before the server does."""
+"""Free ports for servers, reserved until the server takes them."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 BUS: Final = 10_000
-"""How far a cluster's bus is from the port, where the server does not let us choose."""
+"""The distance from the port to a cluster's bus port, if the server does not let us choose."""
 
 SHARES: Final = 64
-"""Processes of this machine's tests that never choose the same port, in whatever runs."""
+"""How many test processes of this machine can share the ports without ever choosing the same."""
 
 
 def free_ports(count: int) -> list[int]:
-    """Return loopback ports that nobody uses now, and whose bus ports nobody uses either.
+    """Return free loopback ports whose bus ports are free, too.
 
-    Until somebody listens there, nobody else is given them: no other test, no other process of
-    tests, and by the system no outgoing connection. So a server that is killed finds its port
-    free when it comes back, and no client that knocks meanwhile connects to itself.
+    Until a server listens there, no one else gets them: no other test, no other test process, and
+    no outgoing connection. So a killed server finds its port free when it restarts, and no client
+    that tries to connect meanwhile connects to itself.
     """
     return [free_port() for _ in range(count)]
 
 
 def free_port() -> int:
-    """Return one of them."""
+    """Return one such port."""
     return next(port for port in _ours() if _is_free(port) and _is_free(port + BUS))
 
 
 @cache
 def _ours() -> Iterator[int]:
-    """Every port of this process, each as seldom as can be; the system gives none of them away."""
+    """Every port of this process, in rotation; the system gives none of them to others."""
     ours = range(BUS + _claim(), 2 * BUS, SHARES)
     return cycle(random.sample(ours, len(ours)))
 
 
 def _claim() -> int:
-    """Return a number that no other process has; it is free again when this one has ended.
+    """Return a number that no other process has, until this process ends.
 
-    The name of a socket is claimed, among the processes that share the ports. It is in no
-    directory: each process of tests may have a temporary one of its own.
+    It claims a socket name. The name is in no directory, because each test process may have its
+    own temporary one.
     """
     for number in range(SHARES):
         claim = socket.socket(socket.AF_UNIX)
@@ -55,7 +55,7 @@ def _claim() -> int:
         else:
             claim.detach()  # never closed
             return number
-    raise RuntimeError(f"{SHARES} processes of tests use all ports")
+    raise RuntimeError(f"{SHARES} test processes use all ports")
 
 
 def _is_free(port: int) -> bool:

@@ -1,6 +1,6 @@
-"""A real PostgreSQL server in a directory of its own, on a socket and a free port.
+"""A real PostgreSQL server with its own directory, on a socket and a free port.
 
-PostgreSQL refuses to run as root, so root runs it as the user nobody.
+PostgreSQL refuses to run as root, so root runs it as an unprivileged user.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Postgres:
         self._process: subprocess.Popen[bytes] | None = None
         self._as_user: dict[str, Any] = {}
         if os.getuid() == 0:
-            nobody = pwd.getpwnam("nobody")
-            self._as_user = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
-            os.chown(self.directory, nobody.pw_uid, nobody.pw_gid)
+            user = pwd.getpwnam("nobody")
+            self._as_user = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+            os.chown(self.directory, user.pw_uid, user.pw_gid)
 
     def url(self, database: str = "postgres") -> str:
         """Return the URL of a database for libpq, psycopg and asyncpg."""
@@ -81,11 +81,11 @@ class Postgres:
         return self
 
     def stop(self) -> None:
-        """End it in good order; open connections are closed."""
+        """Stop it cleanly; open connections are closed."""
         self._end(signal.SIGINT)
 
     def kill(self) -> None:
-        """End it as a crash would: no clean-up, the next start recovers from the log."""
+        """Kill it: no clean-up, the next start recovers from the log."""
         self._end(signal.SIGQUIT)
 
     def _end(self, number: signal.Signals) -> None:

@@ -1,8 +1,8 @@
 """A network that fails when a test says so.
 
 The proxy sits on a socket, or on a TCP port, in front of a server's socket. On each connection it
-passes one request and its reply at a time. What a client sends behind that waits in the proxy, and
-is lost with the connection when that is cut: the server never hears of it.
+passes one request and its reply at a time. What a client sends after that waits in the proxy, and
+is lost with the connection when that is cut: the server never gets it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Fault(Enum):
     """What happens to a request."""
 
     CUT_REQUEST = auto()
-    """The connection is reset before the server hears of it."""
+    """The connection is reset before the server gets it."""
     CUT_IN_REQUEST = auto()
     """A part of it reaches the server, then the connection is reset."""
     CUT_REPLY = auto()
@@ -34,11 +34,11 @@ class Fault(Enum):
     CUT_IN_REPLY = auto()
     """The server runs it; a part of the reply comes, then the connection is reset."""
     SWALLOW_REQUEST = auto()
-    """The server never hears of it; the connection stays open and silent."""
+    """The server never gets it; the connection stays open and silent."""
     HOLD_REPLY = auto()
     """The server runs it; the connection stays open and silent."""
     DELAY_REPLY = auto()
-    """The server runs it; the reply comes after something else."""
+    """The server runs it; the reply arrives after something else."""
     TRICKLE_REPLY = auto()
     """The server runs it; the reply comes byte by byte."""
     SLOW = auto()
@@ -46,21 +46,21 @@ class Fault(Enum):
 
 
 UNHEARD: Final = frozenset((Fault.CUT_REQUEST, Fault.CUT_IN_REQUEST, Fault.SWALLOW_REQUEST))
-"""Faults of which the server does not run the request."""
+"""Faults in which the server does not run the request."""
 
 
 class Order(NamedTuple):
-    """What shall happen to a request."""
+    """What will happen to a request."""
 
     fault: Fault
     match: bytes = b"EVALSHA"
-    """What stands in the request."""
+    """Text that the request contains."""
     then: Then | None = None
     """What others do meanwhile."""
     part: float = 0.5
-    """How much of a request or a reply comes before a cut in it, from 0 to 1."""
+    """How much of a request or a reply arrives before the cut, from 0 to 1."""
     late: tuple[float, float] = (0.0, 0.0)
-    """Seconds by which a slow request, and then its reply, come late."""
+    """Seconds by which a slow request is late, and then its reply."""
 
 
 class Proxy:
@@ -72,13 +72,13 @@ class Proxy:
     def __init__(self, server: Path, path: Path | None = None) -> None:
         self.url = "" if path is None else f"unix://{path}"
         self.requests: list[bytes] = []
-        """Every request that came, as it stood on the wire."""
+        """Every request, as it was on the wire."""
         self.cuts = dict.fromkeys(Fault, 0)
         """How often each fault has happened."""
         self.passed: Counter[bytes] = Counter()
-        """How often the server has got a request with a match that was ordered, whole."""
+        """How often the server got a whole request that matches an order."""
         self.choose: Callable[[bytes], Order | None] | None = None
-        """Asked about every request for which there is no order."""
+        """Called for every request without an order."""
         self._server = server
         self._path = path
         self._orders: list[Order] = []
@@ -86,7 +86,7 @@ class Proxy:
         self._errors: list[BaseException] = []
 
     def cut_request(self, n: int = 1, match: bytes = b"EVALSHA", then: Then | None = None) -> None:
-        """Reset the connection of the next n requests that contain `match`, before the server."""
+        """Reset the connection of the next n requests with `match`, before the server gets them."""
         self._orders += [Order(Fault.CUT_REQUEST, match, then)] * n
 
     def cut_reply(self, n: int = 1, match: bytes = b"EVALSHA", then: Then | None = None) -> None:
@@ -97,7 +97,7 @@ class Proxy:
         self._orders += [Order(Fault.CUT_REPLY, match, then)] * n
 
     def hold_reply(self, n: int = 1, match: bytes = b"EVALSHA", then: Then | None = None) -> None:
-        """Let the server run the next n requests with `match`, and say nothing ever after."""
+        """Let the server run the next n requests with `match`, and never reply."""
         self._orders += [Order(Fault.HOLD_REPLY, match, then)] * n
 
     def delay_reply(self, n: int = 1, match: bytes = b"EVALSHA", then: Then | None = None) -> None:
@@ -105,16 +105,16 @@ class Proxy:
         self._orders += [Order(Fault.DELAY_REPLY, match, then)] * n
 
     def order(self, order: Order, n: int = 1) -> None:
-        """Let something happen to the next n requests with its match."""
+        """Do something to the next n requests with its match."""
         self._orders += [order] * n
         self.passed[order.match] += 0
 
     def forget(self, match: bytes) -> None:
-        """Order nothing any more for requests with `match`."""
+        """Drop all orders for requests with `match`."""
         self._orders = [order for order in self._orders if order.match != match]
 
     def count(self, match: bytes = b"EVALSHA") -> int:
-        """Return how many requests with `match` have come."""
+        """Return how many requests with `match` arrived."""
         return sum(match in request for request in self.requests)
 
     async def __aenter__(self) -> Self:
@@ -129,7 +129,7 @@ class Proxy:
         await self.close()
 
     async def close(self) -> None:
-        """Go away with every connection; raise what a `then` has raised."""
+        """Close all connections; raise what a `then` raised."""
         self._listener.close()
         for task in self._open:
             task.cancel()
@@ -150,7 +150,7 @@ class Proxy:
             while await self._pass(reader, client, source, server):
                 pass
         except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass  # either end went away, or the test is over: so do we
+            pass  # one side disconnected, or the test is over
         except BaseException as error:  # noqa: BLE001 - raised again by close()
             self._errors.append(error)
         finally:
@@ -193,7 +193,7 @@ class Proxy:
         return await self._answer(order, reply, reader, client)
 
     def _next(self, request: bytes) -> Order | None:
-        """Return what shall happen to a request."""
+        """Return what to do with a request."""
         order = next((order for order in self._orders if order.match in request), None)
         if order is not None:
             self._orders.remove(order)
@@ -208,7 +208,7 @@ class Proxy:
         reader: asyncio.StreamReader,
         client: asyncio.StreamWriter,
     ) -> bool:
-        """Answer a request to which something happens; say whether the connection goes on."""
+        """Handle a request with an order; return whether the connection continues."""
         match order.fault:
             case Fault.SLOW:
                 await asyncio.sleep(order.late[1])
@@ -229,7 +229,7 @@ class Proxy:
 
 
 def _part(data: bytes, part: float) -> bytes:
-    """Return the beginning of some bytes: at least one of them, and never all."""
+    """Return the beginning of some bytes: at least one, and never all."""
     return data[: min(len(data) - 1, 1 + int(part * (len(data) - 1)))]
 
 
@@ -243,7 +243,7 @@ def _reset(writer: asyncio.StreamWriter) -> None:
 
 
 async def _value(reader: asyncio.StreamReader) -> bytes:
-    """Read one value of RESP 2 or 3, as it stands on the wire."""
+    """Read one RESP 2 or 3 value, as it is on the wire."""
     line = await reader.readuntil(b"\r\n")
     kind, length = line[:1], line[1:-2]
     if kind in b"$=!" and length != b"-1":

@@ -1,8 +1,8 @@
-"""Processes of several releases: the last one that landed, this one, and one that is to come.
+"""Processes of several releases: the last one, this one, and a future one.
 
 As a program (`python -P tests/lab/releases.py RELEASE ROLE URL HISTORY FIRST COUNT`) this is one
-worker or one producer. It uses nothing that the last release does not have. `next` is this release
-that writes and reads one record format more.
+worker or one producer. It uses only what the last release has. `next` is this release, but writes
+and reads one more record format.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ LAST = "e6935cfaf41a5ed2dd53bd41ed6d4fdcaa55028e"
 
 TOPIC = "work"
 NEVER = 99
-"""Failures of a message that shall die."""
+"""Failures of a message that must die."""
 ATTEMPTS = 4
 
 
 def errand(number: int) -> dict[str, Any]:
-    """Return what a message shall do: each third fails once or twice, each tenth dies."""
+    """Return the plan of a message: each third fails once or twice, each tenth dies."""
     fails = NEVER if number % 10 == 0 else number % 3 if number % 6 < 3 else 0
     return {"number": number, "fails": fails, "work": number % 7 / 100}
 
@@ -50,7 +50,7 @@ def options(number: int) -> dict[str, Any]:
 
 
 def unpack_last(directory: Path) -> Path:
-    """Take the sources of the last release out of the history; return where they are."""
+    """Check out the sources of the last release; return where they are."""
     found = subprocess.run(
         ["git", "archive", LAST, "src"], cwd=ROOT, capture_output=True, check=False
     )
@@ -75,7 +75,7 @@ def start(source: Path, release: str, role: str, url: str, history: Path, *more:
             stdout=subprocess.DEVNULL,
             stderr=stderr,
         )
-    process.log = log  # type: ignore[attr-defined]  # for whoever asks why it ended
+    process.log = log  # type: ignore[attr-defined]  # to find out why it ended
     return process
 
 
@@ -88,7 +88,7 @@ async def work(mq: Any, release: str, history: int) -> None:
     async def handle(payload: dict[str, Any], delivery: Delivery) -> None:
         await asyncio.sleep(payload["work"])
         if delivery.attempt <= payload["fails"]:
-            raise ValueError("as told")
+            raise ValueError("as planned")
         line = f"done {release} {payload['number']} {delivery.attempt}\n"
         os.write(history, line.encode())
 
@@ -110,7 +110,7 @@ def main() -> None:
     import mx_rmq
 
     source = os.environ["PYTHONPATH"]
-    assert mx_rmq.__file__.startswith(source), f"{mx_rmq.__file__} is not of {source}"
+    assert mx_rmq.__file__.startswith(source), f"{mx_rmq.__file__} is not from {source}"
     if release == "next":
         from mx_rmq.core import codec, message
 

@@ -1,4 +1,4 @@
-"""A primary, its replicas, and three Sentinels that watch over them."""
+"""A primary, its replicas, and three Sentinels that watch them."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from tests.lab.tls import Tls
 
 NAME: Final = "shop"
-"""What the Sentinels call their primary."""
+"""The Sentinels' name for their primary."""
 
 SENTINELS: Final = 3
 QUORUM: Final = 2
 
 HASTE: Final = ("INFO-PERIOD", 200, "PUBLISH-PERIOD", 500, "ASK-PERIOD", 200)
-"""Milliseconds: how often a Sentinel looks around. By itself it does every ten seconds."""
+"""Milliseconds between two checks of a Sentinel. The default is ten seconds."""
 
 
 class Promoted(NamedTuple):
-    """A new primary, and when it was first seen to take writes, on the monotonic clock."""
+    """A new primary, and when it was first seen to accept writes, in monotonic time."""
 
     node: Node
     at: float
@@ -152,7 +152,7 @@ class Watched:
         hosts = ",".join(sentinel.address for sentinel in self.sentinels)
         return f"{self._scheme}://{login}{hosts}/{NAME}" + ("" if db is None else f"/{db}")
 
-    # what is so
+    # state
 
     async def primary(self) -> Node:
         """Return the primary that most Sentinels name."""
@@ -166,10 +166,10 @@ class Watched:
 
     async def until_settled(self, seconds: float = 30) -> None:
         """Wait until the Sentinels know each other and all servers, and these are in step."""
-        await until_true(self._is_settled, "the Sentinels know everybody", seconds)
+        await until_true(self._is_settled, "the Sentinels know all servers", seconds)
 
     async def until_promoted(self, away_from: Node, seconds: float = 30) -> Promoted:
-        """Wait until the Sentinels that are up name another primary, and it takes writes."""
+        """Wait until the Sentinels that are up name another primary, and it accepts writes."""
 
         async def promoted() -> Promoted | None:
             ports = {await self._named_by(one) for one in self.sentinels if one.is_up}
@@ -178,14 +178,14 @@ class Watched:
             (node,) = (node for node in self.nodes if node.port in ports)
             return Promoted(node, time.monotonic()) if await node.takes_writes() else None
 
-        found = await until_true(promoted, "the Sentinels promote another", seconds)
+        found = await until_true(promoted, "the Sentinels promote another server", seconds)
         assert isinstance(found, Promoted)
         return found
 
     # what a test does; killing, freezing and restarting is done to a node
 
     async def fail_over(self, seconds: float = 30) -> Promoted:
-        """Let a Sentinel promote a replica while the primary is well; return the new primary."""
+        """Let a Sentinel promote a replica while the primary works; return the new primary."""
         before = await self.primary()
         await self.sentinels[0].ask("SENTINEL", "FAILOVER", NAME)
         return await self.until_promoted(before, seconds)
@@ -201,7 +201,7 @@ class Watched:
             for node in self.nodes:
                 await until_true(node.is_in_step, f"{node.address} follows")
             count = len(self.nodes) - 1
-            await until_true(lambda: self.nodes[0].is_followed(count), "the replicas hear it")
+            await until_true(lambda: self.nodes[0].is_followed(count), "the replicas follow it")
             for sentinel in self.sentinels:
                 sentinel.start()
             await self.until_settled()

@@ -1,6 +1,6 @@
-"""Real servers, each in a directory and on a socket of its own.
+"""Real servers, each with its own directory and socket.
 
-They die with the process that started them, also when that one is killed.
+They die with the process that started them, even if that is killed.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Kind(StrEnum):
     REDIS_7_4 = "redis-7.4"
     REDIS_8_0 = "redis-8.0"
     REDIS_NEWEST = "redis-newest"
-    """Whatever Debian has newest, released or not."""
+    """The newest that Debian has, released or not."""
     VALKEY_8_0 = "valkey-8.0"
     VALKEY_8_1 = "valkey-8.1"
     VALKEY_9_0 = "valkey-9.0"
     VALKEY_NEWEST = "valkey-newest"
-    """The same of Valkey."""
+    """The newest Valkey that Debian has."""
 
     @property
     def has_hexpire(self) -> bool:
@@ -131,11 +131,11 @@ class Server:
         return self
 
     def stop(self) -> None:
-        """End it in good order."""
+        """Stop it cleanly."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it as a crash would."""
+        """Kill it."""
         self._end(signal.SIGKILL)
 
     def _end(self, number: signal.Signals) -> None:

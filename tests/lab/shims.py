@@ -1,5 +1,6 @@
-"""What is slipped between a program and the system: a clock that can be set, a log of what was
-fsynced. Written in C (preload/*.c), compiled when they are needed, and preloaded.
+"""Libraries between a program and the system: a clock that can be set, a log of what was fsynced.
+
+They are written in C (preload/*.c), compiled when needed, and preloaded.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class SetClock:
         self.environment = {"LD_PRELOAD": str(library), "MX_RMQ_CLOCK": str(self._file)}
 
     def set(self, seconds: float) -> None:
-        """Let it be off by so much from now on."""
+        """Set how far it is off from now on."""
         self.seconds = seconds
         offset = struct.pack("=q", round(seconds * 1_000_000))
         with self._file.open("r+b" if self._file.exists() else "wb", buffering=0) as file:
@@ -47,7 +48,7 @@ class SetClock:
 
 
 class FsyncLog:
-    """How much of each AOF a server with its `environment` has brought onto the disk.
+    """How much of each AOF a server with its `environment` has written to disk.
 
     `delay`: how many seconds longer that takes each time.
     """
@@ -62,7 +63,7 @@ class FsyncLog:
         }
 
     def synced(self, path: Path) -> int | None:
-        """Return the size of a file that is safe; None: it was never fsynced."""
+        """Return how many bytes of a file are safe; None: it was never fsynced."""
         if not self._log.exists():
             return None
         found = None
@@ -73,5 +74,5 @@ class FsyncLog:
         return found
 
     def forget(self) -> None:
-        """Begin anew, before the server starts again."""
+        """Start over, before the server starts again."""
         self._log.unlink(missing_ok=True)

@@ -20,7 +20,7 @@ class Snapshot:
     normal: list[str] = field(default_factory=list)
     low: list[str] = field(default_factory=list)
     cancelled: set[str] = field(default_factory=set)
-    """Ids of which one place in these lists does not count."""
+    """Ids that have one place in these lists that does not count."""
     lines: list[str] = field(default_factory=list)
     """Key, tab, level, number, cost and id of each message in line, in order."""
     ring: dict[str, float] = field(default_factory=dict)
@@ -35,11 +35,11 @@ class Snapshot:
     waiting: dict[str, int] = field(default_factory=dict)
     """Since when messages wait for signals; they are delayed, too."""
     awaited: set[str] = field(default_factory=set)
-    """Id, tab and name of what has not come."""
+    """Id, tab and name of each missing signal."""
     signals: set[str] = field(default_factory=set)
-    """Id, tab, name, tab and value of what has come."""
+    """Id, tab, name, tab and value of each signal that has arrived."""
     expiries: dict[str, int] = field(default_factory=dict)
-    """When messages expire that wait and have a ttl."""
+    """When waiting messages with a ttl expire."""
     leases: dict[str, str] = field(default_factory=dict)
     """id -> "token:worker"."""
     deadlines: dict[str, int] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class Snapshot:
 
 
 async def snapshot(raw: Redis, topic: str, prefix: str = "mx-rmq") -> Snapshot:
-    """Read a quiet topic whole, in one round trip."""
+    """Read a whole idle topic in one round trip."""
     keys = Keys(prefix).of(topic)
     pipe = raw.pipeline(transaction=False)
     hashes = [keys.payload, keys.processing, keys.dlq_payload, keys.error_parse_payload]

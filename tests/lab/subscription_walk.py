@@ -1,4 +1,4 @@
-"""The random walk, also with subscriptions: each copy must be where the model has it."""
+"""The random walk with subscriptions: each copy must be where the model has it."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class SubscriptionWalk(Walk):
         ttl=st.sampled_from([None, 31_000]),
     )
     def produce_and_fan_out(self, id: str, key: str | None, later: int, ttl: int | None) -> None:
-        """Let a custom id come again, perhaps while a subscription still has it."""
+        """Produce a custom id again, perhaps while a subscription still has it."""
         self.clock.advance(later)
         if key is None:
             self.produce("own", 1, Priority.NORMAL, 0, id, ttl, "none")

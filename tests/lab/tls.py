@@ -1,4 +1,4 @@
-"""Certificates for servers and clients, made for one test, and what a server needs to use them."""
+"""Certificates for servers and clients, made for one test, and the server options for them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Pair(NamedTuple):
 
 
 class Authority:
-    """Whoever trusts its file trusts what it issues."""
+    """A client or server that trusts its file trusts the certificates that it issues."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -33,7 +33,7 @@ class Authority:
         self._ca.cert_pem.write_to_path(self.file)
 
     def issue(self, *hosts: str, expired: bool = False) -> Pair:
-        """Make a certificate for these names and addresses; it ran out a minute ago if expired."""
+        """Make a certificate for these names and addresses; `expired`: it ended a minute ago."""
         ago = datetime.now(UTC) - timedelta(minutes=1)
         made = self._ca.issue_cert(*hosts, not_after=ago if expired else None)
         name = hosts[0] + "-expired" * expired
@@ -46,16 +46,16 @@ class Authority:
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """How a server shows itself, and whom it lets in."""
+    """The certificate of a server, and which clients it accepts."""
 
     authority: Authority
-    """Whose clients it trusts."""
+    """The authority whose clients it trusts."""
     server: Pair
     clients: bool = False
     """Whether a client must show a certificate."""
 
     def options(self, port: int) -> tuple[str, ...]:
-        """Return the options of a server that speaks nothing but TLS, on this port."""
+        """Return the options of a server that speaks only TLS, on this port."""
         return (
             *("--port", "0", "--tls-port", str(port)),
             *("--tls-replication", "yes", "--tls-cluster", "yes"),
@@ -67,7 +67,7 @@ class Tls:
 
 
 def trust(authority: Authority, client: Pair | None = None, **more: str) -> str:
-    """Return the part of a URL behind the `?`: whom a client trusts, and what it shows."""
+    """Return the query of a URL: which authority a client trusts, and its certificate."""
     files = {"ssl_ca_certs": authority.file}
     if client is not None:
         files |= {"ssl_certfile": client.certificate, "ssl_keyfile": client.key}

@@ -1,4 +1,4 @@
-"""Producers and a worker that go on while things happen to the servers, and what came of it."""
+"""Producers and a worker that run while servers fail, and what they produced and handled."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Traffic:
     produced: dict[str, float] = field(default_factory=dict)
     """Ids that a produce returned, and when."""
     begun: dict[str, float] = field(default_factory=dict)
-    """When the produce of each of these, or of one that was not confirmed, was called."""
+    """When the produce of each of these, or of an unconfirmed one, was called."""
     unconfirmed: dict[str, float] = field(default_factory=dict)
-    """Ids that were stored, but no replica confirmed."""
+    """Ids that were stored, but not confirmed by a replica."""
     unknown: set[str] = field(default_factory=set)
     refused: list[MxRmqError] = field(default_factory=list)
     handled: dict[str, float] = field(default_factory=dict)
@@ -46,16 +46,16 @@ class Traffic:
 
     @property
     def again(self) -> int:
-        """Runs beside the first one of a message."""
+        """Extra runs of messages."""
         return sum(map(len, self.fences.values())) - len(self.fences)
 
     @property
     def lost(self) -> dict[str, float]:
-        """What produce returned and nobody has handled."""
+        """Ids that produce returned and no worker has handled."""
         return {id: at for id, at in self.produced.items() if id not in self.handled}
 
     def handled_since(self, at: float, partitions: set[int]) -> list[float]:
-        """Return when messages of some partitions were handled that were produced after a time."""
+        """Return when messages of some partitions, produced after a time, were handled."""
         return sorted(
             end
             for id, end in self.handled.items()
@@ -63,12 +63,12 @@ class Traffic:
         )
 
     async def until_produced(self, count: int, within: float = 30) -> None:
-        """Wait until so many more messages are produced."""
+        """Wait until this many more messages are produced."""
         enough = len(self.produced) + count
         await self._until(lambda: len(self.produced) >= enough, f"{count} more produced", within)
 
     async def until_handled(self, count: int, within: float = 30) -> None:
-        """Wait until so many more messages are handled."""
+        """Wait until this many more messages are handled."""
         enough = len(self.handled) + count
         await self._until(lambda: len(self.handled) >= enough, f"{count} more handled", within)
 
@@ -78,7 +78,7 @@ class Traffic:
         return self.handled_since(at, partitions)[0]
 
     async def until_settled(self, within: float = 60) -> None:
-        """Stop producing; wait until all is handled, or nothing is left to handle."""
+        """Stop producing; wait until everything is handled, or nothing is left to handle."""
         self.going = False
         await asyncio.wait(self.producers, timeout=within)
         await self._until_empty(within)
@@ -94,7 +94,7 @@ class Traffic:
     async def _until(self, fact: Any, what: str, within: float) -> None:
         deadline = time.monotonic() + within
         while not fact():
-            assert time.monotonic() < deadline, f"waited {within:g} s in vain: {what}"
+            assert time.monotonic() < deadline, f"gave up after {within:g} s: {what}"
             await asyncio.sleep(0.01)
 
     def note(self, event: Completed) -> None:
@@ -129,7 +129,7 @@ async def traffic(
     patience: float = 20,
     **settings: Any,
 ) -> AsyncIterator[Traffic]:
-    """Let producers and a worker go on; the worker has connections of its own.
+    """Run producers and a worker; the worker has its own connections.
 
     Every second message is delayed by `later` seconds.
     """

@@ -1,4 +1,4 @@
-"""What messages wait for, and the signals that have come: the part of the model for `waiting`,
+"""What messages wait for, and the signals that have arrived: the part of the model for `waiting`,
 `awaited` and `signals` (see `keys.py`)."""
 
 from __future__ import annotations
@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 NEVER = 253_402_300_799_000
-"""When a message is due that waits for as long as it takes, ms."""
+"""When a message without a timeout is due, in ms."""
 
 
 @dataclass
@@ -15,12 +15,12 @@ class Waits:
 
     since: dict[str, int] = field(default_factory=dict)
     missing: set[tuple[str, str]] = field(default_factory=set)
-    """Id and name of what has not come."""
+    """Id and name of each missing signal."""
     came: dict[tuple[str, str], str] = field(default_factory=dict)
-    """Id and name of each signal that was kept, and its value."""
+    """Id and name of each stored signal, and its value."""
 
     def park(self, id: str, names: list[str], now: int) -> bool:
-        """Let a message wait; return whether anything is missing."""
+        """Park a message; return whether any signal is missing."""
         missing = {(id, name) for name in names if (id, name) not in self.came}
         self.missing |= missing
         if missing:
@@ -28,14 +28,14 @@ class Waits:
         return bool(missing)
 
     def keep(self, id: str, name: str, value: str) -> bool:
-        """Keep a signal; return whether it was the last one that its message waited for."""
+        """Store a signal; return whether it was the last one that its message waited for."""
         self.came[id, name] = value
         was_missing = (id, name) in self.missing
         self.missing.discard((id, name))
         return was_missing and id not in {one for one, _ in self.missing}
 
     def end(self, id: str) -> bool:
-        """Let a message wait no longer; return whether it did."""
+        """End a message's wait; return whether it waited."""
         self.missing = {one for one in self.missing if one[0] != id}
         return self.since.pop(id, None) is not None
 

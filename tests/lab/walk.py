@@ -1,8 +1,8 @@
 """A random walk over every transition, against the model.
 
-The walk drives the store's own methods. Each script call passes through a caller that compares
-reply and server with the model, and that can lose the reply, resend the call, or let the client
-die before or after the server runs it; such a call may still arrive later.
+The walk drives the store's own methods. Each script call goes through a caller that compares reply
+and server with the model. It can lose the reply, resend the call, or kill the client before or
+after the server runs it; such a call may still arrive later.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ READS = {
     *("read_status", "undated_messages", "scan_signals"),
 }
 BESIDE = {*READS, "preflight", "register_topics", "tend_topics", "give_up_turn", "repair_waits"}
-"""What moves no message."""
+"""Calls that move no message."""
 
 AUDITED = 5
-"""Steps from one audit to the next: it costs more than all the rest of a step."""
+"""Steps between audits: an audit costs more than the rest of a step."""
 
 MINUTE = 60_000
 KEPT = 5 * MINUTE
@@ -74,8 +74,8 @@ LIMITS = Limits(
     results_bytes=1200,
     dedup=120,
 )
-"""Two dead letters and two quarantined messages fit, or one that has failed several times; and
-three results, or two that are long."""
+"""Two dead letters and two quarantined messages fit, or one that failed several times; and three
+results, or two long ones."""
 
 DECLARED = (
     "",
@@ -91,7 +91,7 @@ DECLARED = (
 """Limits that handlers declare: see `keys.py`."""
 
 faults = st.sampled_from(["none", "none", "resent", "resent", "doubled", "lost", "unsent"])
-"""What happens to a call; doubled: it is answered, and a copy of it arrives later."""
+"""What happens to a call; doubled: it gets a reply, and a copy arrives later."""
 priorities = st.sampled_from(list(Priority))
 workers = st.sampled_from(["w1", "w2"])
 counts = st.integers(1, 4)
@@ -100,15 +100,15 @@ own_ids = st.sampled_from(CUSTOM)
 ttls = st.sampled_from([None, 1, 400, 31_000])
 names = st.sampled_from(["x", "y", "z"])
 recent = st.integers(0, 5)
-"""Which one, counted from the latest: fresh ones are the interesting ones."""
+"""Which one, counted from the latest: the recent ones are the interesting ones."""
 
 
 class ClientDied(Exception):
-    """The client is gone; nobody sees the reply."""
+    """The client is dead; no one sees the reply."""
 
 
 class JudgingCaller(Caller):
-    """Compares each reply with the model's, and plays one fault when told to."""
+    """Compares each reply with the model's, and injects one fault if told to."""
 
     def __init__(self, servers: Servers, model: Model, mutants: Mapping[str, Script]) -> None:
         super().__init__(servers, patience=5)
@@ -151,7 +151,7 @@ class JudgingCaller(Caller):
         return reply
 
     async def arrive(self, position: int, now: int) -> None:
-        """Let a call of a dead client arrive now, whether it was here before or not."""
+        """Let a call of a dead client arrive now, whether it arrived before or not."""
         script, keys, args = self.late.pop(position % len(self.late))
         if "now_ms" in script.args:
             args[script.args.index("now_ms")] = now
@@ -168,10 +168,10 @@ class Walk(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        # Names of lanes that come by chance would break ties differently in a second run.
+        # Random lane names would break ties differently in a second run.
         self.names = patch("mx_rmq.store.lanes.secrets", Random(0))
         self.names.start()
-        # A list of three has a middle that is too deep to be walked to.
+        # A list of three has a middle that is too deep to reach.
         self.shallow = [
             patch("mx_rmq.store.operator_calls.WALK", 1),
             patch("mx_rmq.store.upkeep_calls.WINDOW", 1),
@@ -184,10 +184,10 @@ class Walk(RuleBasedStateMachine):
         self.clock = Clock()
         self.model = Model()
         self.claims: list[tuple[str, Leased]] = []
-        """Every lease that a worker ever learned of: most of them are stale."""
+        """Every lease that a worker ever got: most of them are stale."""
         self.ids: list[str] = []
         self.definitions = 0
-        """How many schedules were defined so far; the number is their generation."""
+        """How many schedules have been defined; the number is their generation."""
         self.steps = 0
         self.run(self._open())
 
@@ -338,7 +338,7 @@ class Walk(RuleBasedStateMachine):
         fault=faults,
     )
     def schedule(self, what: str, name: str, generation: int, fault: str) -> None:
-        """Change a schedule, or let it tick; `generation`: how many definitions ago it was read."""
+        """Change a schedule, or fire it; `generation`: how many definitions ago it was read."""
         known = str(max(0, self.definitions - generation))
         if what == "again" and name:  # as a deployment does, some time later
             self.schedule("store", name, generation, "none")
@@ -462,7 +462,7 @@ class Walk(RuleBasedStateMachine):
     def limit(
         self, key: str | None, running: Any, rate: Any, weight: Any, pause: Any, fault: str
     ) -> None:
-        """Set limits; '' keeps one. All of it has a JSON form, to be noted."""
+        """Set limits; '' keeps one. All arguments have a JSON form, so a walk can be stored."""
         work = self.store.limit_key(
             TOPIC,
             key,
@@ -491,7 +491,7 @@ class Walk(RuleBasedStateMachine):
         count: int,
         then: str,
     ) -> None:
-        """Let a few lines take turns twice, whatever was set. Nobody hears the rings."""
+        """Let a few lines take turns twice, whatever the limits. No worker gets the rings."""
         self.limit(None, None, None, "", None, "none")
         self.limit("k", running, None, weight, None, "none")
         for keys in (["k", "l", None, "k"], ["l", None]):
@@ -508,7 +508,7 @@ class Walk(RuleBasedStateMachine):
         apart=st.sampled_from([0, 0, 500, 1500]),
     )
     def several_ask(self, asking: list[str], limits: str, apart: int) -> None:
-        """Ask for what limits may hold back: one is told to come back, another one stands in."""
+        """Ask for messages that limits hold back: one worker is told to return, one stands in."""
         for worker in asking:
             self.dispatch_in_turn(worker, 9, limits, 30_000, "none", alone=False)
             self.clock.advance(apart)
@@ -646,7 +646,7 @@ class Walk(RuleBasedStateMachine):
     def wait_for_signals(
         self, early: bool, awaits: list[str], delay: int | None, then: str
     ) -> None:
-        """Let a message wait, and end that in each way."""
+        """Park a message, and end its wait in each way."""
         self.dispatch("w1", 1, 1000, "none", alone=False)
         if early and self.model.leases:
             signal = Signal([*self.model.leases][-1], "x", b"1")
@@ -680,7 +680,7 @@ class Walk(RuleBasedStateMachine):
                 self.archive([0], parse=False, fault="none")
 
     def _pick(self, position: int) -> tuple[str, Leased]:
-        """Return a lease: every other time one that is still good, if there is any."""
+        """Return a lease: every other time a valid one, if there is any."""
         leases = self.model.leases
         good = [(name, one) for name, one in self.claims if leases.get(one.id) == (one.token, name)]
         chosen = good if good and position % 2 == 0 else self.claims
@@ -708,7 +708,7 @@ class Walk(RuleBasedStateMachine):
     async def _release_replaced(
         self, worker: str, held: Sequence[Leased], settled: list[Settled]
     ) -> list[Settled]:
-        """Let go of messages that were replaced; return the answers about all."""
+        """Release messages that were replaced; return all answers."""
         return [
             await self.store.release_replaced(TOPIC, worker, one)
             if answer is Settled.REPLACED
@@ -873,7 +873,7 @@ class Walk(RuleBasedStateMachine):
         self.play(fault, work)
 
     def _seen(self, position: int) -> tuple[bytes, Message]:
-        """Return the record of a live message, and what it says; of a replaced one, if it can."""
+        """Return the record of a live message, and its contents; of a replaced one, if possible."""
         ids = [*self.model.records]
         if position % 2 == 0 and self.model.marks:
             ids = [*self.model.marks]
@@ -977,7 +977,7 @@ class Walk(RuleBasedStateMachine):
             assert all(ms > RECEIPT_MS - MINUTE for ms in self.run(self._memory()))
 
     async def _memory(self) -> list[int]:
-        """Return for how long receipts and own ids will be remembered, ms."""
+        """Return for how long receipts and custom ids are remembered, in ms."""
         topic = self.store.keys.of(TOPIC)
         keys = [*await self.raw.keys(topic.receipt("*")), *await self.raw.keys(topic.recent)]
         return [await self.raw.pttl(key) for key in keys]
@@ -992,7 +992,7 @@ class Walk(RuleBasedStateMachine):
             self.run(self.caller.servers.close())
 
     async def _drain(self) -> None:
-        """Once faults stop, everything live can be brought to its end."""
+        """Check that once faults stop, every live message can be ended."""
         await self.store.resume_topic(TOPIC)
         for key in list(self.model.lines.limits):
             await self.store.limit_key(

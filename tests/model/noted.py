@@ -1,6 +1,6 @@
-"""Walks that catch the mutants: found at random once, cut down, and kept in noted_walks.json.
+"""Walks that catch the mutants: found at random once, shortened, and stored in noted_walks.json.
 
-A random search takes up to a minute for some mutants; the walk it ends with takes a moment.
+A random search takes up to a minute for some mutants; the walk that it finds runs in a moment.
 `python -m tests.model.noted` searches for the mutants whose walk no longer catches them (or has
 never been noted) and rewrites the file. `make model` searches for all of them, every time.
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 FILE = Path(__file__).with_name("noted_walks.json")
 SEARCHES = 100
 EXAMPLES = 4
-"""Of one search. Many short ones catch sooner than a long one, which begins with small walks."""
+"""For one search. Many short ones find more than a long one, which starts with small walks."""
 
 Step = tuple[str, dict[str, Any]]
 """A rule's name and its arguments."""
@@ -44,7 +44,7 @@ def noted() -> dict[str, list[Step]]:
 
 
 def replay(url: str, mutants: Mapping[str, Script], steps: list[Step]) -> None:
-    """Take the steps of a walk that are possible; raise what is wrong."""
+    """Do the steps of a walk that are possible; raise what is wrong."""
     loop = asyncio.new_event_loop()
     try:
         walk = type(
@@ -91,16 +91,16 @@ def search(
 
 
 def complains(work: Callable[..., None], *args: Any) -> bool:
-    """Say whether a walk or a search finds something wrong."""
+    """Return whether a walk or a search finds something wrong."""
     try:
         work(*args)
-    except Exception:  # noqa: BLE001 - any complaint is a catch
+    except Exception:  # noqa: BLE001 - any error is a catch
         return True
     return False
 
 
 def _telling(on_step: Callable[[Step | None], None]) -> type[SubscriptionWalk]:
-    """Return a walk that tells its steps."""
+    """Return a walk that records its steps."""
 
     class Telling(SubscriptionWalk):
         def __init__(self) -> None:
@@ -141,7 +141,7 @@ def _typed(args: dict[str, Any]) -> dict[str, Any]:
 
 
 def find(url: str, mutants: Mapping[str, Script]) -> list[Step]:
-    """Search for a walk that catches a mutant, and cut it down."""
+    """Search for a walk that catches a mutant, and shorten it."""
     steps: list[Step] = []
 
     def on_step(step: Step | None) -> None:
@@ -157,12 +157,12 @@ def find(url: str, mutants: Mapping[str, Script]) -> list[Step]:
 
 
 def catches(url: str, mutants: Mapping[str, Script], steps: list[Step]) -> bool:
-    """Say whether a walk fails with the mutants, and only with them."""
+    """Return whether a walk fails with the mutants, and only with them."""
     return complains(replay, url, mutants, steps) and not complains(replay, url, {}, steps)
 
 
 def shortened(url: str, mutants: Mapping[str, Script], steps: list[Step]) -> list[Step]:
-    """Leave out what the walk does not need: halves, quarters, and so on to single steps."""
+    """Remove what the walk does not need: halves, quarters, and so on down to single steps."""
     size = len(steps)
     while size > 1:
         size //= 2
@@ -190,7 +190,7 @@ def main() -> None:
 
 
 def _write(walks: dict[str, list[Step]]) -> None:
-    """Write a line per step, the walks in the order of the mutants."""
+    """Write one line per step, the walks in the order of the mutants."""
     texts = []
     for mutant in MUTANTS:
         if steps := walks.get(mutant.fault):

@@ -1,4 +1,4 @@
-"""The tester is tested: the witness of the walk speaks up, and only then."""
+"""Tests the fairness checks of the walk: they fail when they must, and only then."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tester is tested: the walk must catch every one-line fault in a script."""
+"""Tests the walk: it must catch every one-line fault in a script."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.lab.servers import Kind, Server
 from tests.model.noted import SEARCHES, catches, complains, noted, search
 
 AT_LENGTH = "MX_RMQ_MODEL_EXAMPLES" in os.environ
-"""`make model` searches at random, as if no walk had ever been noted."""
+"""`make model` searches at random, as if no walk had been stored."""
 
 walks = cache(noted)
 

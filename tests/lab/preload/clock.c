@@ -1,7 +1,7 @@
 /* LD_PRELOAD: a wall clock that can be set.
 
    The file that MX_RMQ_CLOCK names holds 8 bytes: the microseconds by which the clock is off. It is
-   mapped into memory, so a change counts at once. The monotonic clock stays as it is. */
+   mapped into memory, so a change applies at once. The monotonic clock is unchanged. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -2,7 +2,7 @@
 
    After every fsync or fdatasync of an .aof file that succeeded, a line "size path" is appended to
    the file that MX_RMQ_FSYNC_LOG names: the size that the file had before the call. If
-   MX_RMQ_FSYNC_DELAY is set, the disk is so many microseconds slower. */
+   MX_RMQ_FSYNC_DELAY is set, the disk is that many microseconds slower. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
