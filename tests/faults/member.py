@@ -69,6 +69,9 @@ class Hired(NamedTuple):
     prefetch: int = 10
     bug: str = ""
     """A bug of tests/faults/bugs.py, to test the checker."""
+    extends_after: float = 0.0
+    """Seconds that it holds up each extension of leases. So when it wakes up past its lease, it
+    settles messages before it notices that they are lost."""
 
 
 class Order(NamedTuple):
@@ -111,6 +114,7 @@ def work(place: Place, hired: Hired) -> None:
 
 async def _work(place: Place, hired: Hired) -> None:
     journal = Journal(place.history, hired.name)
+    RecordedStore.extends_after = hired.extends_after
     mq = make(place, journal)
     if hired.bug:
         switch_on(hired.bug)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -13,7 +14,15 @@ if TYPE_CHECKING:
 
     from mx_rmq.core.message import Message
     from mx_rmq.store.quarantine import QuarantineReason
-    from mx_rmq.store.results import Dispatched, HandedBack, Held, RetryRequest, Settled, TimedOut
+    from mx_rmq.store.results import (
+        Claim,
+        Dispatched,
+        HandedBack,
+        Held,
+        RetryRequest,
+        Settled,
+        TimedOut,
+    )
 
 T = TypeVar("T", "list[Settled]", "Settled")
 
@@ -22,6 +31,14 @@ class RecordedStore(Store):
     """The store of a worker of the lab; its process sets the journal."""
 
     journal: ClassVar[Journal]
+    extends_after: ClassVar[float] = 0.0
+    """Seconds that each extension of leases is held up."""
+
+    async def extend_lease(
+        self, topic: str, worker: str, held: Sequence[Held], *, lease: int
+    ) -> list[Claim]:
+        await asyncio.sleep(self.extends_after)
+        return await super().extend_lease(topic, worker, held, lease=lease)
 
     async def dispatch_message(self, topic: str, worker: str, **named: Any) -> Dispatched:
         asked_at = time.monotonic()

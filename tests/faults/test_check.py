@@ -17,7 +17,7 @@ from tests.faults.errand import End, Errand, Mix
 from tests.faults.history import Journal, Note, What, read
 from tests.faults.scene import Scene
 from tests.faults.trial import Trial
-from tests.faults.zombies import make_zombie
+from tests.faults.zombies import EXTENDS_AFTER, make_zombie
 from tests.lab.crew import until
 from tests.lab.servers import Kind, Server
 
@@ -38,7 +38,7 @@ async def test_a_scene_with_a_bug_is_reported(bug: str, short_path: Path) -> Non
     with Server(Kind.VALKEY_9_1, short_path / "server") as server:
         # Without a bug only a victim may lose a lease, however busy the machine is.
         async with Scene(trial, server, lease=0.5 if bug else 1.5, bug=bug) as scene:
-            scene.hire(3)
+            scene.hire(3, extends_after=EXTENDS_AFTER)
             scene.produce(trial.size * 20, mix=mix, most=5, backlog=50, paced=True)
             for number in range(trial.size):
                 scene.allow((number + 1) / trial.size)
@@ -48,7 +48,7 @@ async def test_a_scene_with_a_bug_is_reported(bug: str, short_path: Path) -> Non
                     await make_zombie(scene, *await scene.catch())
                 else:
                     scene.kill(*await scene.catch())
-                    scene.hire()
+                    scene.hire(extends_after=EXTENDS_AFTER)
             await scene.settle(within=60 if not bug else 5)
             await scene.check()
     if not bug:

@@ -23,6 +23,7 @@ WORKERS: Final = 4
 FROZEN: Final = 2
 """Workers that are frozen at the same time."""
 LEASE: Final = 0.6
+EXTENDS_AFTER: Final = 0.05
 MESSAGES: Final = 60
 """Messages per zombie."""
 MIX: Final = Mix(failing=2, dead=0, quarantined=0, delayed=0, work=500)
@@ -34,7 +35,7 @@ async def run(trial: Trial) -> None:
     server = Server(Kind.VALKEY_9_1, trial.directory / "server").start()
     try:
         async with Scene(trial, server, lease=LEASE, fences=True) as scene:
-            scene.hire(WORKERS)
+            scene.hire(WORKERS, extends_after=EXTENDS_AFTER)
             scene.produce(trial.size * MESSAGES, mix=MIX, most=10, backlog=50, paced=True)
             zombies = 0
             while zombies < trial.size:
