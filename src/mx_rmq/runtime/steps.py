@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from contextvars import Context, copy_context
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -19,6 +20,7 @@ from mx_rmq.core import codec
 from mx_rmq.core import steps as core_steps
 from mx_rmq.core.durations import Seconds, as_seconds
 from mx_rmq.core.errors import InvalidInput, PayloadTooLarge, ScriptFailed
+from mx_rmq.core.middleware import Middleware, around_produce
 from mx_rmq.core.names import check_topic
 from mx_rmq.core.outcome import (
     Complete,
@@ -49,7 +51,7 @@ from mx_rmq.runtime.waiting_check import look_for_sources
 from mx_rmq.store.results import Settled
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from mx_rmq.core.handler import Handler
     from mx_rmq.core.message import Message
@@ -77,12 +79,16 @@ class StepKeeper:
         *,
         worker: str,
         on_untold: Callable[[str], None],
+        middleware: Sequence[Middleware] = (),
     ) -> None:
         self._store = store
         self._lifecycle = lifecycle
         self._on_untold = on_untold
         self._follow_ups = lifecycle.follow_ups
         self._worker = worker
+        self._middleware = [
+            one for one in middleware if type(one).produce is not Middleware.produce
+        ]
         self.max_payload = store.limits.max_payload
         self._failures = FailureLog("steps")
 
@@ -135,7 +141,8 @@ class StepKeeper:
             )
         if work is not None:
             work.check_awaited()
-        produced = work.follow_ups if work is not None else []
+        follow_ups = work.follow_ups if work is not None else []
+        produced = [made for one in follow_ups for made in await self._passed(one)]
         if not produced and not steps.tell:
             return None
         value = NOTHING
@@ -145,6 +152,29 @@ class StepKeeper:
         message = core_steps.write(message, replace(steps, then=planned, result=value))
         message = replace(message, ttl=None)  # it cannot expire any more
         return Finish(message, self._completion(held, message, value))
+
+    async def _passed(self, follow_up: FollowUp) -> list[Message]:
+        """Return a follow-up as middleware has changed it; none if middleware has stopped it."""
+        planned = follow_up.message
+        if not self._middleware:
+            return [planned]
+        made: list[Message] = []
+
+        async def take(outgoing: Sequence[Outgoing]) -> list[str]:
+            made.extend(one.message(self.max_payload) for one in outgoing)
+            return [one.id for one in made]
+
+        async def run() -> None:
+            await around_produce(self._middleware, take)([follow_up.outgoing.as_sent(planned)])
+
+        # In the context of the call: a trace goes on from there.
+        await asyncio.create_task(run(), context=follow_up.context)
+        if any((one.topic, one.id) != (planned.topic, planned.id) for one in made) or len(made) > 1:
+            raise InvalidInput(
+                f"middleware changed the topic or the id of a follow-up to {planned.topic}, or "
+                "sent it twice: it may change its payload, headers and options"
+            )
+        return made
 
     def _completion(self, held: HeldMessage, message: Message, result: msgspec.Raw) -> Complete:
         return completion(held.topic.handler, message, self._worker, bytes(result) or b"null")
@@ -192,6 +222,14 @@ def completion(handler: Handler, message: Message, worker: str, result: bytes) -
     return Result(kept.with_result(result), ttl)
 
 
+class FollowUp(NamedTuple):
+    """A message that a handler wants to produce when its own completes."""
+
+    outgoing: Outgoing
+    message: Message
+    context: Context
+
+
 class MessageSteps:
     """The steps of one message, while its handler runs."""
 
@@ -204,7 +242,7 @@ class MessageSteps:
         self._unnoted: dict[str, None] = {}  # finished steps that the server may not have
         self._used: set[str] = set()  # steps and sleeps that have begun in this call
         self._calls: deque[tuple[str, Coroutine[Any, Any, Any]]] = deque()
-        self.follow_ups: list[Message] = []
+        self.follow_ups: list[FollowUp] = []
         self._follow_up_bytes = 0
         self.suspended = False
 
@@ -325,6 +363,15 @@ class MessageSteps:
             message = replace(self._message, due=until)
             raise self._suspended(SnoozeLater(message, delay, f"sleep {name}"))
 
+    def skip_sleep(self, sleeping: SnoozeLater) -> SnoozeLater:
+        """Return a sleep as if its time had passed, for tests."""
+        steps, now = core_steps.read(self._message), self._now()
+        until = {
+            name: now if end == sleeping.message.due else end for name, end in steps.until.items()
+        }
+        self._held.message = core_steps.write(self._message, replace(steps, until=until))
+        return SnoozeLater(replace(sleeping.message, due=now), 0, sleeping.reason)
+
     async def _wait(self, name: str, timeout: Seconds | None, type: Any) -> Any:  # noqa: ASYNC109 - it raises TimeoutError
         check_name("signal", name)
         decode = decoder(type, f"wait({name!r})")
@@ -362,7 +409,7 @@ class MessageSteps:
                 f"the follow-ups take {size:,} bytes; the limit is {MAX_FLOW_BYTES:,}"
             )
         self._follow_up_bytes = size
-        self.follow_ups.append(message)
+        self.follow_ups.append(FollowUp(outgoing, message, copy_context()))
         return id
 
     @property
