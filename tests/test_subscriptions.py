@@ -323,14 +323,16 @@ def test_a_queue_has_a_plain_handler_or_subscriptions(kind: Kind) -> None:
 
     mq = MessageQueue("redis://localhost")
     mq.handler(T, subscription="billing")(plain)
-    with pytest.raises(InvalidInput, match="one plain handler or any number of subscriptions"):
+    with pytest.raises(InvalidInput, match="one handler without a subscription, or any number"):
         mq.handler(T)(plain)
     with pytest.raises(InvalidInput, match=f"subscription '{T}@billing' already has the handler"):
         mq.handler(T, subscription="billing")(plain)
+    with pytest.raises(InvalidInput, match="needs a different subscription"):
+        mq.handler(T, subscription="billing")(lambda payload: None)
     router = Router()
     router.handler("mail")(plain)
     mq.handler("mail", subscription="archive")(plain)
-    with pytest.raises(InvalidInput, match="one plain handler or any number of subscriptions"):
+    with pytest.raises(InvalidInput, match="one handler without a subscription, or any number"):
         mq.include(router)
 
 
@@ -353,7 +355,9 @@ async def test_a_subscription_does_not_start_beside_a_plain_worker(
     other.handler(T)(handled.append)
     Services(mq, "billing")
     async with Worker(other):
-        with pytest.raises(InvalidInput, match=r"serves topic 'order\.created' with a plain"):
+        with pytest.raises(
+            InvalidInput, match=r"serves topic 'order\.created' with a handler without"
+        ):
             await Worker(mq).start()
         await mq.produce(T, 1)
         await until(lambda: handled == [1])
@@ -374,7 +378,7 @@ async def test_a_running_plain_worker_takes_nothing_from_subscriptions(
             await until(lambda: services.have(*range(50), names=("billing",)))
             await plain._engine.beat()  # type: ignore[union-attr] # it runs
             found = await check_queue(mq.admin, audit=False)
-            assert any("plain handler that gets nothing" in str(one) for one in found)
+            assert any("handler without one, which gets nothing" in str(one) for one in found)
     assert stolen == []
 
 
@@ -446,6 +450,11 @@ async def test_the_commands(mq: MessageQueue, server: Server, waiting: str) -> N
     title, first, _ = [line.split() for line in shown.stdout.splitlines()]
     assert title[:2] == ["subscription", "lag"]
     assert (first[:2], first[-1]) == (["billing", "1"], "paused")
+    shown = await run(server, "subscriptions")
+    assert [line.split()[0] for line in shown.stdout.splitlines()[1:]] == [
+        f"{T}@billing",
+        f"{T}@search",
+    ]
     found = await run_json(server, "subscriptions", T)
     assert [one["name"] for one in found["subscriptions"]] == ["billing", "search"]
     refused = await run(server, "unsubscribe", T, "billing")

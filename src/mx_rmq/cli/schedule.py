@@ -60,6 +60,7 @@ async def schedule(
     """Produce a payload to TOPIC at every tick of EXPRESSION, once across all workers.
 
     EXPRESSION has five fields: minute, hour, day, month, weekday; or six, with the second first.
+    Put it in quotes, as in "0 3 * * *".
     It replaces the schedule NAME, if there is one. A paused schedule stays paused.
     """
     import json

@@ -31,6 +31,10 @@ PREFIX: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}", re.ASCII)
 
 SHOWN: Final = 80
 
+ONE_OR_MANY: Final = (
+    "a topic has one handler without a subscription, or any number of subscriptions"
+)
+
 _LETTERS: Final = "letters, digits and"
 _FIRST: Final = ", the first a letter or a digit"
 
