@@ -13,38 +13,33 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from mx_rmq.core import codec
 from mx_rmq.core.batch import Batch
-from mx_rmq.core.errors import DecodeError, InvalidInput, NewerRecord
+from mx_rmq.core.errors import DecodeError, InvalidInput
 from mx_rmq.core.events import BatchHandled
 from mx_rmq.core.message import Failure
-from mx_rmq.core.middleware import Middleware, around_handle_batch
+from mx_rmq.core.middleware import Middleware
 from mx_rmq.core.outcome import (
     Complete,
-    NotAwaited,
     Outcome,
     Quarantine,
     Release,
     after_error,
     check_was_awaited,
-    expired,
-    postponed,
     timed_out,
     undecided,
 )
 from mx_rmq.core.payload import type_name, unreadable
 from mx_rmq.runtime import current
 from mx_rmq.runtime.slots import Stopped
-from mx_rmq.runtime.threads import Call, Forks, Interrupted
+from mx_rmq.runtime.threads import Forks, Interrupted
 from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Sequence
 
     from mx_rmq.core.delivery import Delivery
     from mx_rmq.core.handler import Handler
     from mx_rmq.core.message import Message
-    from mx_rmq.core.middleware import HandleBatch
     from mx_rmq.runtime.consumer import Consumer
     from mx_rmq.runtime.event_bus import Events
     from mx_rmq.runtime.handler_calls import HandlerCalls
@@ -94,19 +89,13 @@ class Batches:
         calls: HandlerCalls,
         lifecycle: Lifecycle,
         bus: Events,
-        *,
-        lease: float,
     ) -> None:
         self._consumer = consumer
         self._slots = slots
         self._calls = calls
         self._lifecycle = lifecycle
         self._bus = bus
-        self._lease = lease
-        self._handles: dict[Handler, HandleBatch] = {}  # the handlers inside their middleware
-        self._delivered: dict[Batch, HeldBatch] = {}
-        self._not_awaited: dict[Batch, Coroutine[Any, Any, Any]] = {}
-        """Handlers that middleware has called and not awaited yet."""
+        self._warned: set[Handler] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._loop = asyncio.get_running_loop()
@@ -176,7 +165,7 @@ class Batches:
         payloads: list[Any] = []
         for one in list(held.unsettled):
             one.started_at = held.started_at
-            outcome = self._decode(one)
+            outcome = self._consumer.decode(one)
             if outcome is None and one.message is not None:
                 data = one.message.payload
                 try:
@@ -210,22 +199,6 @@ class Batches:
         held.items[:] = [one for one, _ in kept]
         return [payload for _, payload in kept]
 
-    def _decode(self, one: HeldMessage) -> Outcome | None:
-        """Decode a record, as `Consumer._handle` does; return why no handler gets the message."""
-        handler, clock = one.topic.handler, one.topic.clock
-        if one.settling or time.monotonic() - one.extended_at >= self._lease:
-            return _RELEASE
-        try:
-            message = codec.decode(one.leased.record, handler.topic, one.leased.id)
-            if handler.ttl is not None:
-                message = message.with_default_ttl(round(handler.ttl * 1000))
-        except NewerRecord as newer:
-            return postponed(newer, self._consumer.circumstances(clock))
-        except DecodeError as undecodable:
-            return Quarantine(undecodable)
-        one.message = message
-        return None if message.ttl is None else expired(message, clock.now())
-
     async def _handle(self, held: HeldBatch, payloads: list[Any], task: asyncio.Task[None]) -> None:
         """Call the handler, and decide about each message."""
         handler = held.topic.handler
@@ -239,7 +212,8 @@ class Batches:
         result = None
         current.message.set(held)
         try:
-            result = await self._call(held, batch)
+            self._warn(handler)
+            result = await self._calls.call_batch(held, batch)
             if result is not None:
                 check_was_awaited(result, handler)
         except KeyboardInterrupt:
@@ -322,28 +296,11 @@ class Batches:
             failure = failures[id(error)] = Failure.of(error, at=at.now, worker=at.worker)
         return after_error(message, one.topic.handler, error, at, failure)
 
-    # the call
-
-    async def _call(self, held: HeldBatch, batch: Batch) -> Any:
-        """Call middleware and handler."""
-        handler = held.topic.handler
-        if handler not in self._handles:
-            self._handles[handler] = around_handle_batch(self._calls.middleware, self._innermost)
-            self._warn(handler)
-        self._delivered[batch] = held
-        try:
-            result = await self._handles[handler](batch)
-        finally:
-            del self._delivered[batch]
-            not_awaited = self._not_awaited.pop(batch, None)
-            if not_awaited is not None:
-                not_awaited.close()
-        if not_awaited is not None:
-            raise NotAwaited(f"middleware called {handler.name} and did not await it")
-        return result
-
     def _warn(self, handler: Handler) -> None:
         """Name the middleware that does nothing for a batch handler: it may be a mistake."""
+        if handler in self._warned:
+            return
+        self._warned.add(handler)
         for one in self._calls.middleware:
             kind = type(one)
             single = kind.handle is not Middleware.handle
@@ -353,27 +310,6 @@ class Batches:
                     kind.__qualname__,
                     handler.name,
                 )
-
-    def _innermost(self, batch: Batch) -> Coroutine[Any, Any, Any]:
-        running = self._not_awaited[batch] = self._run(self._delivered[batch], batch)
-        return running
-
-    async def _run(self, held: HeldBatch, batch: Batch) -> Any:
-        """Run the handler inside middleware, which may drop its result."""
-        self._not_awaited.pop(batch, None)
-        handler, payloads = held.topic.handler, batch.payloads
-        if handler.dependencies is not None:
-            return await self._calls.injection.run(
-                handler, payloads, batch, lambda call: self._calls.in_thread(held, call)
-            )
-        given = handler.arguments(payloads, batch)
-        if handler.is_async:
-            result = await handler.function(*given)
-        else:
-            result = await self._calls.in_thread(held, Call(handler.function, given))
-        if result is not None:
-            check_was_awaited(result, handler)
-        return result
 
     def _batch(self, held: HeldBatch, payloads: list[Any]) -> Batch:
         timeout, clock = held.topic.handler.timeout, held.topic.clock

@@ -90,7 +90,7 @@ class Consumer:
         self._lease = lease
         self._timeouts = calls.timeouts
         self.running: dict[asyncio.Task[None], HeldMessage | HeldBatch] = {}
-        self._batches = Batches(self, slots, calls, lifecycle, bus, lease=lease)
+        self._batches = Batches(self, slots, calls, lifecycle, bus)
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle: list[asyncio.Future[None]] = []
         self._starting: set[asyncio.Task[None]] = set()
@@ -197,22 +197,11 @@ class Consumer:
     async def _handle(self, held: HeldMessage, task: asyncio.Task[None]) -> Outcome | None:
         """Decode a message, run its handler, and return the outcome; None: it is no longer ours."""
         held.started_at = time.monotonic()
-        if held.settling or held.started_at - held.extended_at >= self._lease:
-            return _RELEASE  # we were frozen or cut off, and another worker may have it now
+        outcome = self.decode(held)
+        message = held.message
+        if outcome is not None or message is None:
+            return outcome
         handler = held.topic.handler
-        try:
-            record, id = held.leased.record, held.leased.id
-            message = held.message = codec.decode(record, handler.topic, id)
-            if handler.ttl is not None:
-                message = held.message = message.with_default_ttl(round(handler.ttl * 1000))
-            if message.ttl is not None:
-                dead = expired(message, held.topic.clock.now())
-                if dead is not None:
-                    return dead
-        except NewerRecord as newer:
-            return postponed(newer, self.circumstances(held.topic.clock))
-        except DecodeError as undecodable:
-            return Quarantine(undecodable)
         try:
             payload = handler.decode(message.payload) if handler.wants_payload else None
         except Exception as misfit:  # noqa: BLE001 - validators and __post_init__ are user code
@@ -236,7 +225,7 @@ class Consumer:
             if result is not None:
                 check_was_awaited(result, handler)
             if held.steps is not None:
-                finish = await self.steps.after(held, held.message, result)
+                finish = await self.steps.after(held, held.message or message, result)
         except KeyboardInterrupt:
             raise  # it is meant for the whole process
         except BaseException as raised:
@@ -260,7 +249,23 @@ class Consumer:
             outcome, error = self.keep(handler, message, result)
             if outcome is not None:
                 return outcome
-        return self._outcome(held, held.message, error)
+        return self._outcome(held, held.message or message, error)
+
+    def decode(self, held: HeldMessage) -> Outcome | None:
+        """Decode a message; return its outcome if no handler may get it."""
+        if held.settling or time.monotonic() - held.extended_at >= self._lease:
+            return _RELEASE  # we were frozen or cut off, and another worker may have it now
+        handler, clock = held.topic.handler, held.topic.clock
+        try:
+            message = codec.decode(held.leased.record, handler.topic, held.leased.id)
+            if handler.ttl is not None:
+                message = message.with_default_ttl(round(handler.ttl * 1000))
+        except NewerRecord as newer:
+            return postponed(newer, self.circumstances(clock))
+        except DecodeError as undecodable:
+            return Quarantine(undecodable)
+        held.message = message
+        return None if message.ttl is None else expired(message, clock.now())
 
     def keep(
         self, handler: Handler, message: Message, result: Any
