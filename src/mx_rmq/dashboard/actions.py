@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from contextlib import suppress
 from dataclasses import replace
@@ -23,6 +22,7 @@ from mx_rmq.dashboard.search import Search
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
+    from msgspec import Raw
     from starlette.responses import Response
 
     from mx_rmq.admin import MessageView
@@ -115,14 +115,16 @@ async def abort(request: DashboardRequest, form: Form) -> Response:
 async def signal(request: DashboardRequest, form: Form) -> Response:
     """Send a signal to a message."""
     name, text = form.get("name", "").strip(), form.get("value", "").strip() or "null"
-    try:
-        json.loads(text)  # its errors name the line
-        value = codec.verbatim(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"the value is not JSON: {error}") from error
-    work = request.admin.signal(request.topic, request.id, name, value)
+    work = request.admin.signal(request.topic, request.id, name, _json(text, "the value"))
     sent = await _noted(request, "signal", work, name)
     return _to_message(request, "signalled" if sent else "gone")
+
+
+def _json(text: str, what: str) -> Raw:
+    try:
+        return codec.verbatim(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"{what} is not JSON: {error}") from error
 
 
 async def confirm(act: str, request: DashboardRequest) -> Response:
@@ -144,7 +146,6 @@ async def edit(request: DashboardRequest, form: Form) -> Response:
     """Requeue a message with another payload."""
     text, shown = form.get("payload", ""), _shown(form)
     try:
-        json.loads(text)  # its errors name the line
         payload = codec.verbatim(text)
     except (ValueError, RecursionError) as error:
         request.note_refused("edit", f"not JSON: {error}")
@@ -211,12 +212,7 @@ def _to_message(request: DashboardRequest, notice: str) -> Response:
 
 async def schedule(request: DashboardRequest, form: Form) -> Response:
     """Store a schedule."""
-    text = form.get("payload", "").strip() or "null"
-    try:
-        json.loads(text)  # its errors name the line
-        payload = codec.verbatim(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"the payload is not JSON: {error}") from error
+    payload = _json(form.get("payload", "").strip() or "null", "the payload")
     name, topic = form.get("name", "").strip(), form.get("topic", "").strip()
     await request.admin.schedule(
         name,
