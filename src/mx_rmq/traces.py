@@ -20,7 +20,7 @@ from mx_rmq.core.outcome import HandlerTimeout, Retry, Snooze, suspension
 from mx_rmq.core.payload import type_name
 from mx_rmq.core.text import how_to_install, storable
 from mx_rmq.runtime import current
-from mx_rmq.runtime.slots import Stopped
+from mx_rmq.runtime.held import Stopped
 
 try:
     from opentelemetry import propagate, trace

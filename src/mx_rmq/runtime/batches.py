@@ -30,12 +30,12 @@ from mx_rmq.core.outcome import (
 )
 from mx_rmq.core.payload import type_name, unreadable
 from mx_rmq.runtime import current
-from mx_rmq.runtime.slots import Stopped
+from mx_rmq.runtime.held import HeldBatch, Stopped
 from mx_rmq.runtime.threads import Forks, Interrupted
 from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from mx_rmq.core.delivery import Delivery
     from mx_rmq.core.handler import Handler
@@ -43,40 +43,14 @@ if TYPE_CHECKING:
     from mx_rmq.runtime.consumer import Consumer
     from mx_rmq.runtime.event_bus import Events
     from mx_rmq.runtime.handler_calls import HandlerCalls
+    from mx_rmq.runtime.held import HeldMessage
     from mx_rmq.runtime.lifecycle import Lifecycle
-    from mx_rmq.runtime.slots import HeldMessage, Slots, TopicSlots
+    from mx_rmq.runtime.slots import Slots
 
 logger = get_logger(__name__)
 
 _COMPLETE: Final = Complete()
 _RELEASE: Final = Release()
-
-
-class HeldBatch:
-    """The messages of one call, while it runs."""
-
-    def __init__(self, topic: TopicSlots, messages: list[HeldMessage]) -> None:
-        self.topic = topic
-        self.started_at = time.monotonic()
-        self.unsettled: dict[HeldMessage, None] = dict.fromkeys(messages)
-        self.items: list[HeldMessage] = []  # those that the handler gets, in order
-        self.interrupt: Callable[[], object] | None = None  # interrupts the call while it runs
-        self.stopped: Stopped | None = None  # why the whole call was interrupted
-        self._lost = 0  # messages that were lost while it runs
-
-    def stop(self, why: Stopped, *, again: bool = False) -> None:
-        """Interrupt the call if it runs: once, for the first reason, or `again`."""
-        if self.interrupt is not None and (again or self.stopped is None):
-            self.stopped = self.stopped or why
-            for held in self.items:
-                held.stopped = held.stopped or why
-            self.interrupt()
-
-    def item_lost(self) -> None:
-        """Interrupt the call if no message is ours any more; called once for each that is lost."""
-        self._lost += 1
-        if self._lost >= len(self.items):
-            self.stop(Stopped.LEASE_LOST)
 
 
 class Batches:

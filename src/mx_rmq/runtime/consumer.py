@@ -34,9 +34,9 @@ from mx_rmq.core.outcome import (
 )
 from mx_rmq.core.payload import unreadable
 from mx_rmq.runtime import current
-from mx_rmq.runtime.batches import Batches, HeldBatch
+from mx_rmq.runtime.batches import Batches
+from mx_rmq.runtime.held import HeldBatch, Stopped
 from mx_rmq.runtime.loop import how_it_ended, spawn
-from mx_rmq.runtime.slots import Stopped
 from mx_rmq.runtime.steps import completion
 from mx_rmq.runtime.threads import Forks, Interrupted
 from mx_rmq.safe_log import get_logger
@@ -48,8 +48,9 @@ if TYPE_CHECKING:
     from mx_rmq.runtime.dispatcher import Dispatcher
     from mx_rmq.runtime.event_bus import Events
     from mx_rmq.runtime.handler_calls import HandlerCall, HandlerCalls
+    from mx_rmq.runtime.held import HeldMessage
     from mx_rmq.runtime.lifecycle import Lifecycle
-    from mx_rmq.runtime.slots import HeldMessage, Slots
+    from mx_rmq.runtime.slots import Slots
     from mx_rmq.runtime.steps import StepKeeper
 
 logger = get_logger(__name__)

@@ -22,6 +22,7 @@ from mx_rmq.runtime.caretaker import Caretaker
 from mx_rmq.runtime.consumer import Consumer
 from mx_rmq.runtime.dispatcher import Dispatcher
 from mx_rmq.runtime.handler_calls import HandlerCalls
+from mx_rmq.runtime.held import Stopped
 from mx_rmq.runtime.janitor import Janitor
 from mx_rmq.runtime.lease_keeper import LeaseKeeper
 from mx_rmq.runtime.lifecycle import Lifecycle
@@ -31,7 +32,7 @@ from mx_rmq.runtime.recovery import Recovery
 from mx_rmq.runtime.registry import Registry
 from mx_rmq.runtime.schedules import Schedules
 from mx_rmq.runtime.site import Site
-from mx_rmq.runtime.slots import Slots, Stopped
+from mx_rmq.runtime.slots import Slots
 from mx_rmq.runtime.steps import StepKeeper
 from mx_rmq.runtime.threads import Threads
 from mx_rmq.runtime.watchdog import Watchdog

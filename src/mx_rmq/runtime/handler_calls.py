@@ -11,7 +11,7 @@ from mx_rmq.core.batch import Batch
 from mx_rmq.core.delivery import Delivery
 from mx_rmq.core.middleware import around_handle, around_handle_batch
 from mx_rmq.core.outcome import NotAwaited, check_was_awaited
-from mx_rmq.runtime.slots import Stopped
+from mx_rmq.runtime.held import Stopped
 from mx_rmq.runtime.threads import Call
 from mx_rmq.runtime.timeouts import Timeouts
 
@@ -21,11 +21,10 @@ if TYPE_CHECKING:
     from mx_rmq.core.handler import Handler
     from mx_rmq.core.message import Message
     from mx_rmq.core.middleware import Middleware
-    from mx_rmq.runtime.batches import HeldBatch
     from mx_rmq.runtime.dispatcher import Dispatcher
+    from mx_rmq.runtime.held import HeldBatch, HeldMessage
     from mx_rmq.runtime.injection import Injection
     from mx_rmq.runtime.progress import ProgressSender
-    from mx_rmq.runtime.slots import HeldMessage
     from mx_rmq.runtime.steps import StepKeeper
     from mx_rmq.runtime.threads import Threads
 

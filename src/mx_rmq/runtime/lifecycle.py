@@ -34,6 +34,7 @@ from mx_rmq.core.outcome import (
 from mx_rmq.core.partition import topic_of
 from mx_rmq.core.text import named
 from mx_rmq.runtime.follow_ups import FollowUps
+from mx_rmq.runtime.held import HeldMessage, Stopped
 from mx_rmq.runtime.loop import Backoff, how_it_ended, spawn
 from mx_rmq.runtime.outcome_events import (
     after_losing,
@@ -41,7 +42,6 @@ from mx_rmq.runtime.outcome_events import (
     after_settling,
     seconds_run,
 )
-from mx_rmq.runtime.slots import HeldMessage, Stopped
 from mx_rmq.safe_log import get_logger
 from mx_rmq.store.archive_budgets import OVERHEAD
 from mx_rmq.store.arguments import MAX_BATCH

@@ -20,21 +20,17 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass
-from enum import Enum
 from math import inf
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.core.partition import number_of
+from mx_rmq.runtime.held import HeldMessage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from mx_rmq.core.handler import Handler
-    from mx_rmq.core.message import Message
-    from mx_rmq.core.outcome import Outcome
     from mx_rmq.net.server_clock import ServerClock
-    from mx_rmq.runtime.steps import MessageSteps
     from mx_rmq.store.results import Leased
 
 AHEAD: Final = 0.02  # seconds of work that may be taken ahead of free slots
@@ -42,46 +38,6 @@ MEASURE: Final = 0.05  # seconds over which the rate is measured
 WEIGHT: Final = 0.05  # weight of the latest handler in its topic's average
 INSTANT: Final = 1e-6  # seconds; a handler that took less counts as this long
 CHUNK: Final = 64  # messages that make a call worthwhile, if they are handled quickly
-
-
-class Stopped(Enum):
-    """Why a handler was interrupted."""
-
-    TIMEOUT = "it took longer than its timeout"
-    LEASE_LOST = "its lease is lost"
-    ABORTED = "an operator aborted it"
-    SHUTDOWN = "the worker stops"
-    NO_THREAD = "no thread could be started for it"
-
-
-@dataclass(slots=True, eq=False, repr=False)  # a repr would put payloads into logs
-class HeldMessage:
-    """A message that is leased to this worker. Times are monotonic."""
-
-    topic: TopicSlots
-    leased: Leased
-    taken_at: float
-    extended_at: float  # when the lease was last known to have its full length
-    message: Message | None = None  # None until it is decoded
-    started_at: float | None = None
-    ended_at: float | None = None
-    interrupt: Callable[[], object] | None = None  # interrupts the handler while it runs
-    stopped: Stopped | None = None
-    outcome: Outcome | None = None  # None until it is decided
-    settling: bool = False  # the outcome is on its way to the server
-    unsure: bool = False  # a settling call was sent and never answered
-    steps: MessageSteps | None = None  # None: it has none so far
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether its handler was interrupted because the message is no longer ours."""
-        return self.stopped in (Stopped.LEASE_LOST, Stopped.ABORTED)
-
-    def stop(self, why: Stopped, *, again: bool = False) -> None:
-        """Interrupt the handler if it runs: once, for the first reason, or `again`."""
-        if self.interrupt is not None and (again or self.stopped is None):
-            self.stopped = self.stopped or why
-            self.interrupt()
 
 
 class TopicSlots:

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from mx_rmq.core.message import Message
     from mx_rmq.core.outcome import Outcome
     from mx_rmq.core.outgoing import ProduceOptions
+    from mx_rmq.runtime.held import HeldMessage
     from mx_rmq.runtime.lifecycle import Lifecycle
-    from mx_rmq.runtime.slots import HeldMessage
     from mx_rmq.store import Store
 
 T = TypeVar("T")
