@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
     from mx_rmq.core.message import Message
     from mx_rmq.core.outcome import Outcome
+    from mx_rmq.runtime.message_steps import MessageSteps
     from mx_rmq.runtime.slots import TopicSlots
-    from mx_rmq.runtime.steps import MessageSteps
     from mx_rmq.store.results import Leased
 
 
