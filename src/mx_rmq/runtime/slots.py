@@ -237,11 +237,7 @@ class Slots:
 
     def reserve(self, topic: TopicSlots, count: int) -> None:
         """Reserve room for messages that are being asked for."""
-        if topic.batch:
-            self._commit(topic, count)
-        else:
-            topic.committed += count
-            self._committed += count
+        self._commit(topic, count)
         topic.asked += count
         if topic.limited:
             self._promise(topic, count)
@@ -250,11 +246,7 @@ class Slots:
         self, topic: TopicSlots, reserved: int, messages: Sequence[Leased], asked_at: float
     ) -> None:
         """Hold the messages that came, and free the rest of the reserved room."""
-        if topic.batch:
-            self._commit(topic, len(messages) - reserved)
-        else:
-            topic.committed += len(messages) - reserved
-            self._committed += len(messages) - reserved
+        self._commit(topic, len(messages) - reserved)
         topic.asked -= reserved
         for leased in messages:
             held = HeldMessage(topic, leased, asked_at, asked_at)
@@ -266,13 +258,13 @@ class Slots:
         self._give_turn(topic)
 
     def _commit(self, topic: TopicSlots, count: int) -> None:
-        """Count messages of a batch handler that are asked for or here, or are no longer."""
-        before = topic.committed // topic.batch
+        """Add `count` messages that are here or asked for; below 0, remove them."""
+        before = topic.committed // topic.per_slot
         topic.committed += count
-        self._committed += topic.committed // topic.batch - before
+        self._committed += topic.committed // topic.per_slot - before
 
     def _promise(self, topic: TopicSlots, count: int) -> None:
-        """Keep slots free for messages of a topic with limits, or no longer."""
+        """Keep slots free for `count` more messages of a topic with limits; below 0, fewer."""
         if topic.batch:
             slots = -(-(topic.asked + len(topic.waiting)) // topic.batch)
             count, topic.promised = slots - topic.promised, slots
@@ -381,7 +373,7 @@ class Slots:
             del self.held[held]
             if held.topic.batch:
                 self._commit(held.topic, -1)
-            else:
+            else:  # as `_commit` does, without a call per message
                 held.topic.committed -= 1
                 self._committed -= 1
 
