@@ -57,7 +57,7 @@ class _Member:
     message: Message
     after: list[Earlier]
     on_dead: OnDead
-    own_id: bool  # the caller gave the id
+    custom_id: bool
     part: str = ""
     sources: list[Prerequisite] = field(default_factory=list)
     tell: list[Target] = field(default_factory=list)
@@ -108,7 +108,7 @@ class Flow:
         message = outgoing.message(self._store.limits.max_payload)
         if any(one.message.topic == topic and one.message.id == made for one in self._members):
             raise InvalidInput(f"the flow already has a message {made!r} in topic {topic!r}")
-        self._members.append(_Member(message, sources, on_dead, own_id=id is not None))
+        self._members.append(_Member(message, sources, on_dead, custom_id=id is not None))
         return made
 
     async def __aenter__(self) -> Self:
@@ -173,7 +173,7 @@ class Flow:
         await self._store.reschedule_message(part, message=released, seen=seen, at=due)
 
     async def _refuse_copies(self, part: str) -> None:
-        """Refuse links to and from messages that are copied: each copy is a message by itself."""
+        """Refuse links to and from messages that are copied: each copy is a separate message."""
         with suppress(ScriptFailed):  # a producer without the right to look
             topic = topic_of(part)
             if subscription_of(topic) or await self._store.subscriptions(part):
@@ -200,7 +200,7 @@ class Flow:
                     "which waits for it"
                 )
             # A custom id may belong to an older message, which does not know of this flow.
-            member.sources.append(Prerequisite(source.part, id, told=not source.own_id))
+            member.sources.append(Prerequisite(source.part, id, told=not source.custom_id))
             source.tell.append(Target(member.part, member.message.id, member.on_dead))
             return
         if topic is None:
@@ -241,7 +241,7 @@ def _head(members: list[_Member]) -> _Member:
 
     def rank(member: _Member) -> tuple[int, int, bool]:
         message = member.message
-        return message.due or 0, message.delay, not member.own_id
+        return message.due or 0, message.delay, not member.custom_id
 
     return min(members, key=rank)
 

@@ -30,7 +30,7 @@ MAX_RUNS: Final = 1000  # next runs that one call returns
 class ScheduleView:
     """A schedule. Times are seconds since 1970, by the server's clock."""
 
-    name: str  # that of a cron is its topic
+    name: str  # of a cron: its topic
     topic: str
     expression: str
     tz: str
@@ -40,7 +40,7 @@ class ScheduleView:
     paused: bool = False
     paused_at: float | None = None
     pause_reason: str = ""
-    next_run: float | None = None  # None: it is paused, or this machine lacks its time zone
+    next_run: float | None = None  # None: paused, or this machine lacks its time zone
     last_run: float | None = None  # the last tick that fired; None: none has
     waits_since: float | None = None
     """Ticks later than this one have not fired yet. None: no worker has looked at it."""

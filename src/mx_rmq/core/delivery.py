@@ -98,7 +98,7 @@ class Delivery:
     async def sleep(self, name: str, seconds: Seconds) -> None:
         """Sleep without holding a slot or a lease, and without counting an attempt.
 
-        The handler ends here. When the time has passed it runs again from its beginning; finished
+        The handler ends here. When the time has passed it runs again from the start; finished
         steps return what was kept.
         """
         await self._work("sleep").sleep(name, seconds)

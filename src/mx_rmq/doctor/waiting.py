@@ -1,4 +1,4 @@
-"""Checks messages that wait: for what does not come by itself, or for a very long time."""
+"""Checks waiting messages: for what will not come by itself, or for a very long time."""
 
 from __future__ import annotations
 

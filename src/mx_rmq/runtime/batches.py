@@ -1,8 +1,8 @@
-"""Batches: starts the calls of batch handlers when it is time, and settles each message by itself.
+"""Batches: calls batch handlers when it is time, and settles each message on its own.
 
 A batch has one slot, one call and one timeout. Everything else belongs to its messages: each has
-its lease, its outcome and its events. A message that is lost while the call runs is left out; only
-if all are lost, the call is interrupted.
+its own lease, outcome and events. A message that is lost while the call runs is left out. The call
+is interrupted only if all of them are lost.
 """
 
 from __future__ import annotations

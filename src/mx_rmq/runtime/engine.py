@@ -292,7 +292,7 @@ class Engine:
         return site
 
     def _untold(self, topic: str) -> None:
-        """Look soon at what a message waits for that is about to be parked."""
+        """Look soon at what a message waits for: it is about to be parked."""
         self._sites[self._store.site_of(topic)].waiting_check.parks(topic)
 
     def _clock_of(self, number: int) -> ServerClock | None:
@@ -329,7 +329,7 @@ class Engine:
                     await progress.wait()
 
     async def _is_anything_left(self, *, delayed: bool) -> bool:
-        for name in list(self._relayed):  # first: its messages become the others'
+        for name in list(self._relayed):  # first: their messages go to the others
             due = await self._store.get_next_delay_task(name)
             counts = await self._store.views.counts(name)
             waits = counts.pending and not counts.paused and counts.subscriptions

@@ -1,8 +1,8 @@
-"""What there is to do when a handler has returned: follow-ups, and telling those who wait.
+"""What is left to do when a handler has returned: follow-ups, and signals to those that wait.
 
-First the record notes what there is to do; from then on the handler never runs again. Then the
-messages are produced and the signals are sent, under names that make a repetition harmless. Last
-the message completes. If a worker dies on the way, the next one goes on from the record.
+First the record notes what is left to do; from then on the handler never runs again. Then the
+messages are produced and the signals are sent, under names that make repeating them harmless. Last,
+the message completes. If the worker dies on the way, the next one goes on from the record.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Looks after messages that wait for other messages.
+"""Wakes messages that wait for other messages, where these cannot tell them.
 
-A message tells those who wait for it when it completes. The check helps where that is not enough:
-the message was produced outside the flow and does not know, or it died, was cancelled or was
-discarded without a worker that could tell.
+A message tells those that wait for it when it completes. That is not enough if it was produced
+outside the flow and does not know of them, or if it died, was cancelled or was discarded without a
+worker that could tell.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 BATCH: Final = 100  # waiting messages of a topic that are looked at in one step
 EVERY: Final = 2.0
-"""Seconds between two looks at a message that waits for one that does not know of it. Any other is
-looked at after each survey."""
+"""Seconds between two looks at a message that waits for one that does not know of it. All others
+are looked at after each survey."""
 
 
 class WaitingCheck:

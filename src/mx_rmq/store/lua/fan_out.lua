@@ -4,8 +4,8 @@
 -- a message with this id, also a dead or quarantined one, that one stays as it is, and the copy is
 -- not made. Keys take turns here, too. An id without a record, or with a lease, is dropped and
 -- counted. The topic itself says which subscriptions it has: if the caller passed the keys of
--- others, nothing is moved, and it must ask again. Signals that came for the message itself go. A
--- paused topic keeps its messages. At maxmemory this is refused, like a produce.
+-- others, nothing is moved, and it must ask again. Signals for the original are dropped. A paused
+-- topic keeps its messages. At maxmemory this is refused, like a produce.
 -- Returns  the names of the subscriptions; if they are those that were passed: how many messages
 --          were moved, and how many are left
 -- Cost     O(log N) per message and subscription, N waiting in it
