@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from mx_rmq.admin.actions import Actions, readable
-from mx_rmq.admin.arguments import check_text, state_among, state_named
+from mx_rmq.admin.arguments import check_text, state_among, state_named, unknown
 from mx_rmq.admin.bulk import Bulk
 from mx_rmq.admin.fanout import ask_all, ask_for
 from mx_rmq.admin.filter import Filter, times
@@ -89,7 +89,6 @@ if TYPE_CHECKING:
     from mx_rmq.store.reads import ServerView
 
 LONGEST_RATES: Final = 60.0  # maximum seconds for measuring rates
-KNOWN: Final = 10  # topics named in the error about an unknown one
 
 
 class Admin:
@@ -124,12 +123,7 @@ class Admin:
         """Return the current partitions of a topic; refuse an unknown topic."""
         if count := await self._store.views.partitions(check_listed(topic)):
             return partitions(topic, count)
-        known = await self.topics()
-        more = ", …" if len(known) > KNOWN else ""
-        raise InvalidInput(
-            f"no topic {topic!r} under the prefix {self._store.keys.prefix!r}; "
-            f"known topics ({len(known)}): {', '.join(known[:KNOWN])}{more}"
-        )
+        raise unknown("topic", topic, await self.topics(), self._store.keys.prefix)
 
     async def stats(self, topic: str) -> Stats:
         """Return how many messages of a topic are in each state, and how long they have waited."""
