@@ -11,6 +11,7 @@ import pytest
 from mx_rmq import (
     Delivery,
     InvalidInput,
+    Limit,
     MessageQueue,
     Reject,
     ServerUnavailable,
@@ -296,6 +297,40 @@ async def dying(monkeypatch: pytest.MonkeyPatch, sent: int) -> AsyncIterator[Non
         patch.setattr(FollowUps, "produce", dies)
         patch.setattr(flow, "HEAD_START", 500)
         yield
+
+
+async def test_no_message_is_produced_before_one_that_waits_for_it(
+    mq: MessageQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it could complete first, and tell nobody: the other one would wait forever."""
+    produced: list[str] = []
+    produce = Store.produce
+
+    async def notes(self: Any, call: Any, *args: Any, **options: Any) -> Any:
+        produced.extend(call.ids)
+        return await produce(self, call, *args, **options)
+
+    monkeypatch.setattr(Store, "produce", notes)
+    async with mq.flow() as messages:
+        head = messages.produce("page", 0)
+        first = messages.produce("page", 1)
+        second = messages.produce("book", 2, after=[first])
+        third = messages.produce("page", 3, after=[second])
+    assert produced == [head, third, second, first]
+
+
+async def test_a_flow_in_one_line(mq: MessageQueue) -> None:
+    """A message that waits for others does not hold up the line that they are in."""
+
+    @mq.handler("account", per_key=Limit(running=1), result_ttl=60)
+    async def account(number: int, delivery: Delivery) -> list[Any]:
+        return [number, *delivery.results]
+
+    async with Worker(mq):
+        async with mq.flow() as flow:
+            first = [flow.produce("account", number, key="k") for number in (1, 2)]
+            last = flow.produce("account", 3, key="k", after=first)
+        assert await mq.result("account", last, timeout=20) == [3, [1], [2]]
 
 
 @pytest.mark.parametrize("on_dead", ["run", "die"])
