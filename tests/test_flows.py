@@ -349,6 +349,21 @@ async def test_a_child_that_the_head_still_carries_is_not_gone(
         assert await mq.result("book", id, timeout=20) == [0, 1, 4]
 
 
+async def test_a_head_of_a_newer_release_still_carries_what_it_carried(
+    mq: MessageQueue, raw: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with dying(monkeypatch, 1), mq.flow() as messages:
+        pages = [messages.produce("page", number) for number in range(3)]
+        id = messages.produce("book", None, after=pages, on_dead="run")
+    head, record = [await mq.store.views.record(*one) for one in (("page", pages[0]), ("book", id))]
+    assert head is not None
+    assert record is not None
+    newer = head.replace(b'"v":2', b'"v":99')
+    await raw.hset(mq.store.keys.of("page").payload, pages[0], newer)
+    looked = await look_for_sources(mq.store, "book", codec.decode(record, "book", id))
+    assert looked.sent == 0
+
+
 async def test_an_older_message_with_a_childs_id_does_not_count(
     mq: MessageQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from mx_rmq.core import codec
+from mx_rmq.core import steps as core_steps
 from mx_rmq.core.batch import Batch
 from mx_rmq.core.errors import DecodeError, InvalidInput, NewerRecord
 from mx_rmq.core.events import BatchHandled
@@ -201,8 +202,8 @@ class Batches:
                 except asyncio.CancelledError:
                     if not one.is_lost:
                         raise
-                except DecodeError as undecodable:
-                    outcome = Quarantine(undecodable)
+                except Exception as error:  # noqa: BLE001 - it fails this message only
+                    outcome = self._after_error(one, one.message, error, {})
             if outcome is None and not one.is_lost:
                 kept.append((one, payload))
             else:
@@ -217,6 +218,8 @@ class Batches:
             return _RELEASE
         try:
             message = codec.decode(one.leased.record, handler.topic, one.leased.id)
+            if message.steps:
+                core_steps.read(message)
             if handler.ttl is not None:
                 message = message.with_default_ttl(round(handler.ttl * 1000))
         except NewerRecord as newer:

@@ -16,6 +16,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from mx_rmq.core import codec
+from mx_rmq.core import steps as core_steps
 from mx_rmq.core.errors import DecodeError, InvalidInput, NewerRecord
 from mx_rmq.core.outcome import (
     Circumstances,
@@ -203,6 +204,8 @@ class Consumer:
         try:
             record, id = held.leased.record, held.leased.id
             message = held.message = codec.decode(record, handler.topic, id)
+            if message.steps:
+                core_steps.read(message)  # else unreadable ones would fail each attempt
             if handler.ttl is not None:
                 message = held.message = message.with_default_ttl(round(handler.ttl * 1000))
             if message.ttl is not None:

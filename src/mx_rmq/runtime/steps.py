@@ -268,10 +268,11 @@ class MessageSteps:
             except Exception as error:
                 raise unreadable(error, type, value, f"the signal {name!r}") from error
         seconds = None if timeout is None else as_seconds(f"wait {name!r}: timeout=", timeout)
+        begins = name not in core_steps.read(self._message).until  # it may have come already
         until, now, delay = self._until(name, seconds), self._now(), None
         if until:
-            delay = until - now
-            if delay <= 0 or is_late:
+            delay = max(0, until - now)
+            if (not delay and not begins) or is_late:
                 self._late[name] = None
                 raise TimeoutError(f"the signal {name!r} did not come in time")
         raise self._suspended(Park(self._message, (name,), delay, f"for signal {name}"))
@@ -285,6 +286,11 @@ class MessageSteps:
         for name in ("on_duplicate", "dedup", "confirm"):
             if options.get(name) not in (None, "ignore"):
                 raise InvalidInput(f"{name}: a follow-up does not take this option")
+        if id == self._message.id and topic == self._held.topic.handler.topic:
+            raise InvalidInput(
+                f"id={id!r}: this message has the id until it completes, so the follow-up would "
+                "be ignored; pass another id, or none"
+            )
         id = id or follow_up_id(self._held.topic.topic, self._message, len(self.follow_ups) + 1)
         outgoing = Outgoing.of(topic, payload, options, id=id, key=key)
         message = outgoing.message(self._keeper.max_payload)
