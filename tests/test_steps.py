@@ -458,6 +458,8 @@ async def test_a_dead_message_produces_nothing(mq: MessageQueue) -> None:
         ("not a topic", 1, {}, "topic 'not a topic' must consist of"),
         ("next", 1, {"headers": {"long": 70_000 * "x"}}, "headers and settings take 70,"),
         ("next", 1, {"id": "a", "dedup": 5}, "dedup: a follow-up does not take this option"),
+        ("next@billing", 1, {}, "'next@billing' is a subscription, not a topic"),
+        ("short", 1, {"delay": 60}, "delay=60: the message would expire before it is due"),
         ("order", 1, {"id": "own"}, "id='own': this message has the id until it completes"),
         ("next", 1_000_000 * "x", {}, "the follow-ups take 17,000,034 bytes; the limit"),
     ],
@@ -466,6 +468,9 @@ async def test_bad_follow_ups_fail_the_attempt(
     mq: MessageQueue, topic: str, payload: Any, options: dict[str, Any], words: str
 ) -> None:
     """Once they were noted, it would be too late."""
+
+    @mq.handler("short", ttl=30)
+    async def short(_: int) -> None: ...
 
     @mq.handler("order", max_attempts=1)
     async def order(_: int, delivery: Delivery) -> None:

@@ -15,7 +15,7 @@ from msgspec.structs import astuple, replace
 
 from mx_rmq.core import steps as core_steps
 from mx_rmq.core.duplicates import DuplicatePolicy
-from mx_rmq.core.errors import MxRmqError
+from mx_rmq.core.errors import InvalidInput, MxRmqError
 from mx_rmq.core.outcome import Result
 from mx_rmq.core.steps import FOLLOW_UP_WINDOW, Planned, Prerequisite
 from mx_rmq.runtime.partition_choice import PartitionChoice
@@ -60,6 +60,12 @@ class FollowUps:
                 await self._store.register(message.topic)
             ttl = self._store.ttls.get(message.topic)
             if ttl is not None and message.ttl is None:
+                if message.delay >= ttl:
+                    raise InvalidInput(
+                        f"delay={message.delay / 1000:g}: the message would expire before it is "
+                        f"due. The default of topic {message.topic!r} is ttl={ttl / 1000:g}; pass "
+                        "a longer ttl"
+                    )
                 message = replace(message, ttl=ttl)  # noqa: PLW2901 - the same, completed
             check_size(self._store, message, message.topic)
             part = self._partition.choose(message.topic, message.id, message.key)

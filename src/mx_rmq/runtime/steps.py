@@ -18,6 +18,7 @@ from mx_rmq.core import codec
 from mx_rmq.core import steps as core_steps
 from mx_rmq.core.durations import Seconds, as_seconds
 from mx_rmq.core.errors import InvalidInput, PayloadTooLarge, ScriptFailed
+from mx_rmq.core.names import check_topic
 from mx_rmq.core.outcome import Complete, DeadLetter, Finish, Park, Result, SnoozeLater, Suspended
 from mx_rmq.core.outgoing import Outgoing
 from mx_rmq.core.payload import decoder, unreadable
@@ -281,6 +282,7 @@ class MessageSteps:
         self, topic: str, payload: Any, options: ProduceOptions, *, id: str | None, key: str | None
     ) -> str:
         """Plan a message that is produced when this one completes; return its id."""
+        check_topic(topic)
         if len(self.follow_ups) >= MAX_FOLLOW_UPS:
             raise InvalidInput(f"a handler may produce {MAX_FOLLOW_UPS:,} follow-ups")
         for name in ("on_duplicate", "dedup", "confirm"):
