@@ -1062,8 +1062,14 @@ MUTANTS = [
     Mutant(
         "a failed message loses its place",
         "retry_message",
-        "if not strict then out[#out + 1] = member end",
+        "if not strict or not_begun[with_key[n]] then out[#out + 1] = member end",
         "out[#out + 1] = member",
+    ),
+    Mutant(
+        "a message that waits for others holds up its line",
+        "retry_message",
+        " or not_begun[with_key[n]]",
+        "",
     ),
     Mutant("nobody may overtake", "retry_message", "overtake ~= '1' and ", ""),
     Mutant("a snoozed key goes on", "retry_message", "if hold and key ~= '' then", "if false then"),

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from mx_rmq.core.batch import Batch
-from mx_rmq.core.errors import DecodeError, InvalidInput
+from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.events import BatchHandled
 from mx_rmq.core.message import Failure
 from mx_rmq.core.middleware import Middleware
@@ -164,8 +164,8 @@ class Batches:
                 except asyncio.CancelledError:
                     if not one.is_lost:
                         raise
-                except DecodeError as undecodable:
-                    outcome = Quarantine(undecodable)
+                except Exception as error:  # noqa: BLE001 - it fails this message only
+                    outcome = self._after_error(one, one.message, error, {})
             if outcome is None and not one.is_lost:
                 kept.append((one, payload))
             else:

@@ -16,6 +16,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from mx_rmq.core import codec
+from mx_rmq.core import steps as core_steps
 from mx_rmq.core.errors import DecodeError, InvalidInput, NewerRecord
 from mx_rmq.core.outcome import (
     Circumstances,
@@ -259,6 +260,8 @@ class Consumer:
         handler, clock = held.topic.handler, held.topic.clock
         try:
             message = codec.decode(held.leased.record, handler.topic, held.leased.id)
+            if message.steps:
+                core_steps.read(message)  # else unreadable ones would fail each attempt
             if handler.ttl is not None:
                 message = message.with_default_ttl(round(handler.ttl * 1000))
         except NewerRecord as newer:

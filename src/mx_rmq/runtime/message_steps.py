@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from mx_rmq.core import steps as core_steps
 from mx_rmq.core.durations import Seconds, as_seconds
 from mx_rmq.core.errors import InvalidInput
+from mx_rmq.core.names import check_topic
 from mx_rmq.core.outcome import Park, SnoozeLater, Suspended
 from mx_rmq.core.outgoing import Outgoing
 from mx_rmq.core.payload import decoder, unreadable
@@ -123,10 +124,11 @@ class MessageSteps:
             except Exception as error:
                 raise unreadable(error, type, value, f"the signal {name!r}") from error
         seconds = None if timeout is None else as_seconds(f"wait {name!r}: timeout=", timeout)
+        begins = name not in core_steps.read(self._message).until  # it may have come already
         until, now, delay = self._until(name, seconds), self._now(), None
         if until:
-            delay = until - now
-            if delay <= 0 or is_late:
+            delay = max(0, until - now)
+            if (not delay and not begins) or is_late:
                 self._late[name] = None
                 raise TimeoutError(f"the signal {name!r} did not come in time")
         raise self._suspended(Park(self._message, (name,), delay, f"for signal {name}"))
@@ -135,11 +137,17 @@ class MessageSteps:
         self, topic: str, payload: Any, options: ProduceOptions, *, id: str | None, key: str | None
     ) -> str:
         """Plan a message that is produced when this one completes; return its id."""
+        check_topic(topic)
         if len(self.follow_ups) >= MAX_FOLLOW_UPS:
             raise InvalidInput(f"a handler may produce {MAX_FOLLOW_UPS:,} follow-ups")
         for name in ("on_duplicate", "dedup", "confirm"):
             if options.get(name) not in (None, "ignore"):
                 raise InvalidInput(f"{name}: a follow-up does not take this option")
+        if id == self._message.id and topic == self._held.topic.handler.topic:
+            raise InvalidInput(
+                f"id={id!r}: this message has the id until it completes, so the follow-up would "
+                "be ignored; pass another id, or none"
+            )
         id = id or follow_up_id(self._held.topic.topic, self._message, len(self.follow_ups) + 1)
         outgoing = Outgoing.of(topic, payload, options, id=id, key=key)
         message = outgoing.message(self._keeper.max_payload)
