@@ -267,6 +267,59 @@ async def test_a_step_needs_a_function_and_not_its_call(mq: MessageQueue) -> Non
     assert "step 'plan': coroutine is not a function" in found.errors[-1].text
 
 
+async def _error_of(mq: MessageQueue) -> str:
+    """Run the handler of `job` once; return what the attempt has failed with."""
+    async with Worker(mq):
+        id = await mq.produce("job", None)
+        await until_state(mq, "job", id, State.DEAD)
+    found = await mq.admin.get("job", id)
+    assert found is not None
+    return found.errors[-1].text
+
+
+async def test_a_name_that_is_used_twice_fails_the_attempt(mq: MessageQueue) -> None:
+    """Otherwise a loop would do its first round only, and nobody would know."""
+    pages: list[int] = []
+
+    @mq.handler("job", max_attempts=1)
+    async def job(_: None, delivery: Delivery) -> None:
+        for number in (1, 2):
+            await delivery.step("page", pages.append, number)
+
+    assert "step 'page': this run of the handler has used the name" in await _error_of(mq)
+    assert pages == [1]
+
+
+async def test_a_step_that_has_failed_may_be_tried_again_in_the_same_run(mq: MessageQueue) -> None:
+    @mq.handler("job", result_ttl=60)
+    async def job(_: None, delivery: Delivery) -> Any:
+        for answer in ("not a number", "5"):
+            with suppress(ValueError):
+                return await delivery.step("parse", int, answer)
+        return None
+
+    async with Worker(mq):
+        assert await mq.result("job", await mq.produce("job", None), timeout=20) == 5
+
+
+async def test_a_wait_without_await_fails_the_attempt(mq: MessageQueue) -> None:
+    """Otherwise the handler would go on as if the signal had come."""
+
+    @mq.handler("job", max_attempts=1)
+    async def job(_: None, delivery: Delivery) -> None:
+        delivery.wait("approval")  # type: ignore[unused-coroutine]
+
+    assert "job has not awaited delivery.wait('approval', …)" in await _error_of(mq)
+
+
+async def test_a_plain_handler_cannot_sleep(mq: MessageQueue) -> None:
+    @mq.handler("job", max_attempts=1)
+    def job(_: None, delivery: Delivery) -> None:
+        delivery.sleep("a while", 3600)  # type: ignore[unused-coroutine]
+
+    assert "delivery.sleep: needs an `async def` handler" in await _error_of(mq)
+
+
 # sleep
 
 
@@ -456,6 +509,7 @@ async def test_a_dead_message_produces_nothing(mq: MessageQueue) -> None:
     ("topic", "payload", "options", "words"),
     [
         ("not a topic", 1, {}, "topic 'not a topic' must consist of"),
+        ("next@mail", 1, {}, "'next@mail' is a subscription, not a topic"),
         ("next", 1, {"headers": {"long": 70_000 * "x"}}, "headers and settings take 70,"),
         ("next", 1, {"id": "a", "dedup": 5}, "dedup: a follow-up does not take this option"),
         ("next@billing", 1, {}, "'next@billing' is a subscription, not a topic"),

@@ -117,7 +117,9 @@ class WorkerLost(Exception):
 
 
 class NotAwaited(Exception):
-    """A handler returned work instead of doing it: a coroutine, another awaitable, a generator."""
+    """A handler has left work undone: it returned a coroutine, another awaitable or a generator, or
+    did not await one of its steps.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -13,7 +14,7 @@ from mx_rmq.core import steps as core_steps
 from mx_rmq.core.durations import Seconds, as_seconds
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.names import check_topic
-from mx_rmq.core.outcome import Park, SnoozeLater, Suspended
+from mx_rmq.core.outcome import NotAwaited, Park, SnoozeLater, Suspended
 from mx_rmq.core.outgoing import Outgoing
 from mx_rmq.core.payload import decoder, unreadable
 from mx_rmq.core.steps import (
@@ -23,16 +24,19 @@ from mx_rmq.core.steps import (
     check_name,
     follow_up_id,
 )
+from mx_rmq.core.text import shown
 from mx_rmq.in_thread import in_thread
 from mx_rmq.runtime.follow_ups import COMPLETED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     from mx_rmq.core.message import Message
     from mx_rmq.core.outgoing import ProduceOptions
     from mx_rmq.runtime.held import HeldMessage
     from mx_rmq.runtime.steps import StepKeeper
+
+T = TypeVar("T")
 
 
 class MessageSteps:
@@ -45,6 +49,8 @@ class MessageSteps:
         self._late: dict[str, None] = {}  # waits that timed out in this call
         self._noting = asyncio.Lock()
         self._unnoted: dict[str, None] = {}  # finished steps that the server may not have
+        self._used: set[str] = set()  # steps and sleeps that have begun in this call
+        self._calls: deque[tuple[str, Coroutine[Any, Any, Any]]] = deque()
         self.follow_ups: list[Message] = []
         self._follow_up_bytes = 0
         self.suspended = False
@@ -56,11 +62,66 @@ class MessageSteps:
             raise InvalidInput("the message is not being handled")
         return message
 
-    async def step(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
+    def step(self, name: str, function: Callable[..., Any], *args: Any) -> Coroutine[Any, Any, Any]:
         """Run a function, unless it has finished before; return its value as JSON holds it."""
-        self._refuse_in_batch("step")
+        return self._called("step", name, self._step(name, function, *args))
+
+    def sleep(self, name: str, seconds: Seconds) -> Coroutine[Any, Any, None]:
+        """Return when the time has passed; until then, hold no slot and no lease."""
+        return self._called("sleep", name, self._sleep(name, seconds))
+
+    def wait(self, name: str, timeout: Seconds | None, type: Any) -> Coroutine[Any, Any, Any]:
+        """Return the value of a signal; until it comes, hold no slot and no lease."""
+        return self._called("wait", name, self._wait(name, timeout, type))
+
+    def _called(self, what: str, name: str, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
+        """Return what the handler must await, or refuse a call that it could not."""
+        why = ""
+        if self._held.topic.handler.batch is not None:
+            why = "a batch handler has no steps of a single message; use a handler without batch="
+        else:
+            try:
+                asyncio.get_running_loop()
+            except RuntimeError:
+                why = "needs an `async def` handler, which can await it"
+        if why:
+            work.close()
+            raise InvalidInput(f"delivery.{what}: {why}")
+        while self._calls and _has_begun(self._calls[0][1]):
+            self._calls.popleft()
+        self._calls.append((f"delivery.{what}({shown(name)}, …)", work))
+        return work
+
+    def check_awaited(self) -> None:
+        """Fail the attempt if its handler has not awaited a step, a sleep or a wait."""
+        forgotten = [one for one in self._calls if not _has_begun(one[1])]
+        for _, work in forgotten:
+            work.close()  # or Python warns, too
+        if forgotten:
+            raise NotAwaited(
+                f"{self._held.topic.handler.name} has not awaited {forgotten[0][0]}: "
+                "put `await` before it"
+            )
+
+    def _use(self, what: str, name: str) -> None:
+        if name in self._used:
+            raise InvalidInput(
+                f"{what} {name!r}: this run of the handler has used the name before; two steps or "
+                'sleeps need different names: in a loop, f"page {number}"'
+            )
+        self._used.add(name)
+
+    async def _step(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
         check_name("step", name)
         _check_function(name, function)
+        self._use("step", name)
+        try:
+            return await self._run(name, function, *args)
+        except BaseException:
+            self._used.discard(name)  # the handler may try again
+            raise
+
+    async def _run(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
         steps = core_steps.read(self._message)
         if name in steps.done:
             await self._note(name)
@@ -102,19 +163,16 @@ class MessageSteps:
                 for one in names:
                     del self._unnoted[one]
 
-    async def sleep(self, name: str, seconds: Seconds) -> None:
-        """Return when the time has passed; until then, hold no slot and no lease."""
-        self._refuse_in_batch("sleep")
+    async def _sleep(self, name: str, seconds: Seconds) -> None:
         check_name("sleep", name)
         until, now = self._until(name, as_seconds(f"sleep {name!r}: ", seconds)), self._now()
+        self._use("sleep", name)
         if now < until:
             delay = until - now
             message = replace(self._message, due=until)
             raise self._suspended(SnoozeLater(message, delay, f"sleep {name}"))
 
-    async def wait(self, name: str, timeout: Seconds | None, type: Any) -> Any:  # noqa: ASYNC109 - it raises TimeoutError
-        """Return the value of a signal; until it comes, hold no slot and no lease."""
-        self._refuse_in_batch("wait")
+    async def _wait(self, name: str, timeout: Seconds | None, type: Any) -> Any:  # noqa: ASYNC109 - it raises TimeoutError
         check_name("signal", name)
         decode = decoder(type, f"wait({name!r})")
         value, is_late = self._signals.get(name), name in core_steps.read(self._message).late
@@ -170,13 +228,6 @@ class MessageSteps:
             found.append(msgspec.json.decode(value[1:]) if value[:1] == COMPLETED else None)
         return found
 
-    def _refuse_in_batch(self, what: str) -> None:
-        if self._held.topic.handler.batch is not None:
-            raise InvalidInput(
-                f"delivery.{what}: a batch handler has no steps of a single message; "
-                "use a handler without batch="
-            )
-
     def _stop_if_ended(self) -> None:
         """Cancel a task that the handler has left behind: its outcome has the steps until then.
 
@@ -217,6 +268,10 @@ class MessageSteps:
 
     def _now(self) -> int:
         return self._held.topic.clock.now()
+
+
+def _has_begun(work: Coroutine[Any, Any, Any]) -> bool:
+    return inspect.getcoroutinestate(work) != inspect.CORO_CREATED
 
 
 def _check_function(name: str, function: Any) -> None:

@@ -109,6 +109,8 @@ class StepKeeper:
                 f"{held.topic.handler.name} caught Suspended and went on; "
                 "let it pass: catch Exception instead of BaseException"
             )
+        if work is not None:
+            work.check_awaited()
         produced = work.follow_ups if work is not None else []
         if not produced and not steps.tell:
             return None
