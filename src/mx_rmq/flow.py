@@ -227,7 +227,7 @@ def _listed(after: Iterable[Earlier]) -> list[Earlier]:
         elif isinstance(one, str):
             check_id(one)
         else:
-            raise InvalidInput(f"after contains {shown(one)}, which is no id and no (topic, id)")
+            raise InvalidInput(f"after has {shown(one)}, which is neither an id nor (topic, id)")
     if len(set(listed)) != len(listed):
         raise InvalidInput("after names a message twice")
     return listed

@@ -50,7 +50,7 @@ def _held_up(stuck: list[StuckWait]) -> Iterator[Finding]:
             "when it completes",
             first.topic,
             State.WAITING,
-            "waits for the dead",
+            "waits for failed messages",
         )
 
 

@@ -77,7 +77,7 @@ class Batches:
 
     # when to start
 
-    def wait(self) -> None:
+    def set_timer(self) -> None:
         """Start the next lingering batch when its time has come."""
         at = min(self._slots.lingering.values())
         if self._timer is not None:

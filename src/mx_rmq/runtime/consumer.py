@@ -121,7 +121,7 @@ class Consumer:
                 waiter.set_result(None)
             self._woken += 1
         if self._slots.lingering:
-            self._batches.wait()
+            self._batches.set_timer()
         if self._slots.waiting and self._hand_back_timer is None and not self._closed:
             self._hand_back_timer = self._loop.call_later(WAIT_HERE, self._hand_back_late)
 

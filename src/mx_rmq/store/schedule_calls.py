@@ -160,7 +160,7 @@ async def put_schedule(store: Store, schedule: Schedule, *, by: str = "") -> Non
         if await list_schedule(store, schedule.name, before, listed) == listed:
             break
     else:
-        raise InvalidInput(f"schedule {schedule.name!r} is being changed by too many others")
+        raise InvalidInput(f"schedule {schedule.name!r} is being changed elsewhere: try again")
     await store_schedule(store, schedule, generation, by=by)
     for other, seen in others.items():  # not one that was stored there since we saw the list
         await remove_schedule(store, other, schedule.name, generation=seen, by=by)
