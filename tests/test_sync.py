@@ -79,7 +79,7 @@ def test_a_flow_is_sent_as_a_whole_or_not_at_all(mq: MessageQueue) -> None:
         first = flow.produce("t", 1)
         flow.produce("t", 2, after=[first])
     assert pending(mq) == 2
-    with pytest.raises(ZeroDivisionError), mq.sync.flow() as flow:
+    with suppress(ZeroDivisionError), mq.sync.flow() as flow:
         flow.produce("t", 3)
         raise ZeroDivisionError
     with pytest.raises(InvalidInput, match="the flow has ended"):

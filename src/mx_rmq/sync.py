@@ -97,7 +97,7 @@ class SyncQueue:
 
     @contextmanager
     def flow(self) -> Iterator[Flow]:
-        """Send messages together, some of which wait for others. Same as `mq.flow`."""
+        """Send messages together; some may wait for others. Same as `mq.flow`."""
         flow = self.call(lambda mq: mq.flow().__aenter__())
         try:
             yield flow

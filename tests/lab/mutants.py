@@ -1311,8 +1311,14 @@ MUTANTS = [
     Mutant(
         "a message is not woken by a signal that it has",
         "signal_message",
-        "if code ~= '0' and ARGV[i + 3] == '1'",
+        "if code ~= '0' and code ~= 'c' and ARGV[i + 3] == '1'",
         "if code == '1' and ARGV[i + 3] == '1'",
+    ),
+    Mutant(
+        "a signal is kept that fan_out will drop",
+        "signal_message",
+        "  if is_copied then\n",
+        "  if false then\n",
     ),
     Mutant(
         "a signal that came is still awaited",

@@ -596,6 +596,11 @@ class Admin:
         _, answer = await ask_for(id, await self._parts(topic), send) or ("", Signalled.UNKNOWN)
         if answer is Signalled.FULL:
             raise InvalidInput(f"message {id!r:.80} has {MAX_SIGNALS:,} signals; it gets no more")
+        if answer is Signalled.COPIED:
+            raise InvalidInput(
+                f"topic {topic!r} has subscriptions, which get copies of its messages: pass "
+                f"{topic + '@NAME'!r} to signal one of these"
+            )
         return bool(answer)
 
     async def partition_of(self, topic: str, id: str) -> str:
