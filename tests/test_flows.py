@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +14,7 @@ from mx_rmq import (
     InvalidInput,
     Limit,
     MessageQueue,
+    Middleware,
     Reject,
     ServerUnavailable,
     State,
@@ -31,10 +33,12 @@ from tests.runtime.stage import until, until_so
 from tests.test_steps import state_of, until_state
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
     from redis.asyncio import Redis
 
+    from mx_rmq.core.middleware import Produce
+    from mx_rmq.core.outgoing import Outgoing
     from mx_rmq.core.steps import OnDead
     from tests.lab.servers import Server
 
@@ -569,7 +573,12 @@ async def test_a_flow_that_is_stored_raises_nothing(
         ({"after": "abc"}, r"after='abc' is not a list: pass \[id\]"),
         ({"after": [5]}, "after contains 5, which is no id"),
         ({"after": ["a", "a"]}, "after names a message twice"),
+        ({"after": 5}, "after=5 is not a list of ids"),
         ({"on_dead": "panic"}, "on_dead='panic' is not one of wait, run, die"),
+        (
+            {"on_dead": "die"},
+            "on_dead='die' says what a message does if one in its `after` is dead",
+        ),
         ({"on_duplicate": "replace"}, "on_duplicate: a message of a flow does not take"),
         ({"after": [f"id-{n}" for n in range(2001)]}, "after has 2,001 messages; the limit is"),
     ],
@@ -591,3 +600,34 @@ async def test_a_message_cannot_wait_for_a_later_one(mq: MessageQueue) -> None:
     with pytest.raises(InvalidInput, match="after='b': produce this message before 'a'"):
         await flow.__aexit__(None)
     assert await mq.status("page", "b") is None
+
+
+# middleware
+
+
+class Renames(Middleware):
+    """Sends every message to another topic."""
+
+    async def produce(self, messages: Sequence[Outgoing], call_next: Produce) -> list[str]:
+        return await call_next([replace(one, topic="elsewhere") for one in messages])
+
+
+async def test_middleware_cannot_give_a_flow_or_a_follow_up_another_topic(
+    mq: MessageQueue,
+) -> None:
+    """Others wait for the message in its topic."""
+
+    @mq.handler("job", max_attempts=1)
+    async def job(_: None, delivery: Delivery) -> None:
+        delivery.produce("page", 1)
+
+    id = await mq.produce("job", None)
+    mq.middleware = (Renames(),)
+    with pytest.raises(InvalidInput, match="middleware changed which messages the flow has"):
+        async with mq.flow() as flow:
+            flow.produce("page", 1)
+    async with Worker(mq):
+        await until_state(mq, "job", id, State.DEAD)
+    view = await mq.admin.get("job", id)
+    assert view is not None
+    assert "middleware changed the topic or the id of a follow-up to page" in view.errors[-1].text

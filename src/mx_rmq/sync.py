@@ -137,6 +137,10 @@ class SyncQueue:
         """Return every schedule, by name. Same as `mq.admin.schedules`."""
         return self.call(lambda mq: mq.admin.schedules())
 
+    def get_schedule(self, name: str) -> ScheduleView:
+        """Return one schedule. Same as `mq.admin.get_schedule`."""
+        return self.call(lambda mq: mq.admin.get_schedule(name))
+
     def pause_schedule(self, name: str, reason: str = "") -> bool:
         """Stop a schedule from firing. Same as `mq.admin.pause_schedule`."""
         return self.call(lambda mq: mq.admin.pause_schedule(name, reason))

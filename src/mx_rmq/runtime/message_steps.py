@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections import deque
-from typing import TYPE_CHECKING, Any, TypeVar
+from contextvars import Context, copy_context
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -39,6 +40,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+class FollowUp(NamedTuple):
+    """A message that a handler wants to produce when its own completes."""
+
+    outgoing: Outgoing
+    message: Message
+    context: Context
+
+
 class MessageSteps:
     """The steps of one message, while its handler runs."""
 
@@ -51,7 +60,7 @@ class MessageSteps:
         self._unnoted: dict[str, None] = {}  # finished steps that the server may not have
         self._used: set[str] = set()  # steps and sleeps that have begun in this call
         self._calls: deque[tuple[str, Coroutine[Any, Any, Any]]] = deque()
-        self.follow_ups: list[Message] = []
+        self.follow_ups: list[FollowUp] = []
         self._follow_up_bytes = 0
         self.suspended = False
 
@@ -172,6 +181,15 @@ class MessageSteps:
             message = replace(self._message, due=until)
             raise self._suspended(SnoozeLater(message, delay, f"sleep {name}"))
 
+    def skip_sleep(self, sleeping: SnoozeLater) -> SnoozeLater:
+        """Return a sleep as if its time had passed, for tests."""
+        steps, now = core_steps.read(self._message), self._now()
+        until = {
+            name: now if end == sleeping.message.due else end for name, end in steps.until.items()
+        }
+        self._held.message = core_steps.write(self._message, replace(steps, until=until))
+        return SnoozeLater(replace(sleeping.message, due=now), 0, sleeping.reason)
+
     async def _wait(self, name: str, timeout: Seconds | None, type: Any) -> Any:  # noqa: ASYNC109 - it raises TimeoutError
         check_name("signal", name)
         decode = decoder(type, f"wait({name!r})")
@@ -215,7 +233,7 @@ class MessageSteps:
                 f"the follow-ups take {size:,} bytes; the limit is {MAX_FLOW_BYTES:,}"
             )
         self._follow_up_bytes = size
-        self.follow_ups.append(message)
+        self.follow_ups.append(FollowUp(outgoing, message, copy_context()))
         return id
 
     @property

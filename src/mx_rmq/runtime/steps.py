@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from mx_rmq.core import codec
 from mx_rmq.core import steps as core_steps
 from mx_rmq.core.errors import InvalidInput, PayloadTooLarge, ScriptFailed
+from mx_rmq.core.middleware import Middleware, around_produce
 from mx_rmq.core.outcome import Complete, DeadLetter, Finish, Park, Result
 from mx_rmq.core.status import Kept
 from mx_rmq.core.steps import NOTHING
@@ -24,15 +25,17 @@ from mx_rmq.runtime.waiting_check import look_for_sources
 from mx_rmq.store.results import Settled
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     import msgspec
 
     from mx_rmq.core.handler import Handler
     from mx_rmq.core.message import Message
     from mx_rmq.core.outcome import Outcome
+    from mx_rmq.core.outgoing import Outgoing
     from mx_rmq.runtime.held import HeldMessage
     from mx_rmq.runtime.lifecycle import Lifecycle
+    from mx_rmq.runtime.message_steps import FollowUp
     from mx_rmq.store import Store
 
 T = TypeVar("T")
@@ -53,12 +56,16 @@ class StepKeeper:
         *,
         worker: str,
         on_untold: Callable[[str], None],
+        middleware: Sequence[Middleware] = (),
     ) -> None:
         self._store = store
         self._lifecycle = lifecycle
         self._on_untold = on_untold
         self._follow_ups = lifecycle.follow_ups
         self._worker = worker
+        self._middleware = [
+            one for one in middleware if type(one).produce is not Middleware.produce
+        ]
         self.max_payload = store.limits.max_payload
         self._failures = FailureLog("steps")
 
@@ -111,7 +118,8 @@ class StepKeeper:
             )
         if work is not None:
             work.check_awaited()
-        produced = work.follow_ups if work is not None else []
+        follow_ups = work.follow_ups if work is not None else []
+        produced = [made for one in follow_ups for made in await self._passed(one)]
         if not produced and not steps.tell:
             return None
         value = NOTHING
@@ -121,6 +129,29 @@ class StepKeeper:
         message = core_steps.write(message, replace(steps, then=planned, result=value))
         message = replace(message, ttl=None)  # it cannot expire any more
         return Finish(message, self._completion(held, message, value))
+
+    async def _passed(self, follow_up: FollowUp) -> list[Message]:
+        """Return a follow-up as middleware has changed it; none if middleware has stopped it."""
+        planned = follow_up.message
+        if not self._middleware:
+            return [planned]
+        made: list[Message] = []
+
+        async def take(outgoing: Sequence[Outgoing]) -> list[str]:
+            made.extend(one.message(self.max_payload) for one in outgoing)
+            return [one.id for one in made]
+
+        async def run() -> None:
+            await around_produce(self._middleware, take)([follow_up.outgoing.as_sent(planned)])
+
+        # In the context of the call: a trace goes on from there.
+        await asyncio.create_task(run(), context=follow_up.context)
+        if any((one.topic, one.id) != (planned.topic, planned.id) for one in made) or len(made) > 1:
+            raise InvalidInput(
+                f"middleware changed the topic or the id of a follow-up to {planned.topic}, or "
+                "sent it twice: it may change its payload, headers and options"
+            )
+        return made
 
     def _completion(self, held: HeldMessage, message: Message, result: msgspec.Raw) -> Complete:
         return completion(held.topic.handler, message, self._worker, bytes(result) or b"null")
