@@ -571,7 +571,7 @@ async def test_a_flow_that_is_stored_raises_nothing(
     ("options", "words"),
     [
         ({"after": "abc"}, r"after='abc' is not a list: pass \[id\]"),
-        ({"after": [5]}, "after contains 5, which is no id"),
+        ({"after": [5]}, "after has 5, which is neither an id"),
         ({"after": ["a", "a"]}, "after names a message twice"),
         ({"after": 5}, "after=5 is not a list of ids"),
         ({"on_dead": "panic"}, "on_dead='panic' is not one of wait, run, die"),
