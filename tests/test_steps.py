@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mx_rmq import Delivery, InvalidInput, MessageDied, MessageQueue, Reject, State, Worker
+from mx_rmq.core import codec, steps
+from mx_rmq.core.codec import encode_payload
+from mx_rmq.core.message import Message
 from mx_rmq.core.outcome import RetryLater
 from mx_rmq.runtime.lifecycle import Lifecycle
 from tests.lab.servers import Kind, chosen
@@ -560,6 +563,29 @@ async def test_steps_that_cannot_be_read_are_quarantined(
     await raw.hset(key, id, record.replace(b'"v":1', b'"v":2,"steps":{"done":5}'))
     done = await Worker(mq).drain()
     assert (done.completed, done.quarantined) == (1, 1)
+
+
+async def test_a_follow_up_that_this_worker_cannot_produce_ends_in_the_dead_letters(
+    mq: MessageQueue, raw: Redis, server: Server
+) -> None:
+    """Noted by a worker with a larger `max_payload`, which died. A requeue sends it."""
+    id = await mq.produce("order", None)
+    record = await mq.store.views.record("order", id)
+    assert record is not None
+    message = codec.decode(record, "order", id)
+    large = Message.new(encode_payload("x" * 999, 2000), topic="next", id="large")
+    noted = steps.write(message, steps.Steps(then=[steps.Planned("next", large)]))
+    await raw.hset(mq.store.keys.of("order").payload, id, codec.encode(noted))
+    async with MessageQueue(server.url, max_payload=100) as small:
+        for queue in (small, mq):
+            queue.handler("order")(_nothing)
+        assert (await Worker(small).drain()).dead == 1
+    assert await mq.admin.requeue("order", id)
+    assert (await Worker(mq).drain()).completed == 1
+    assert await state_of(mq, "next", "large") is State.PENDING
+
+
+async def _nothing(_: Any) -> None: ...
 
 
 async def test_follow_ups_into_a_full_topic_do_not_stop_its_workers(server: Server) -> None:
