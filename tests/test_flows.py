@@ -12,6 +12,7 @@ import pytest
 from mx_rmq import (
     Delivery,
     InvalidInput,
+    Limit,
     MessageQueue,
     Middleware,
     Reject,
@@ -302,6 +303,40 @@ async def dying(monkeypatch: pytest.MonkeyPatch, sent: int) -> AsyncIterator[Non
         yield
 
 
+async def test_no_message_is_produced_before_one_that_waits_for_it(
+    mq: MessageQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it could complete first, and tell nobody: the other one would wait forever."""
+    produced: list[str] = []
+    produce = Store.produce
+
+    async def notes(self: Any, call: Any, *args: Any, **options: Any) -> Any:
+        produced.extend(call.ids)
+        return await produce(self, call, *args, **options)
+
+    monkeypatch.setattr(Store, "produce", notes)
+    async with mq.flow() as messages:
+        head = messages.produce("page", 0)
+        first = messages.produce("page", 1)
+        second = messages.produce("book", 2, after=[first])
+        third = messages.produce("page", 3, after=[second])
+    assert produced == [head, third, second, first]
+
+
+async def test_a_flow_in_one_line(mq: MessageQueue) -> None:
+    """A message that waits for others does not hold up the line that they are in."""
+
+    @mq.handler("account", per_key=Limit(running=1), result_ttl=60)
+    async def account(number: int, delivery: Delivery) -> list[Any]:
+        return [number, *delivery.results]
+
+    async with Worker(mq):
+        async with mq.flow() as flow:
+            first = [flow.produce("account", number, key="k") for number in (1, 2)]
+            last = flow.produce("account", 3, key="k", after=first)
+        assert await mq.result("account", last, timeout=20) == [3, [1], [2]]
+
+
 @pytest.mark.parametrize("on_dead", ["run", "die"])
 async def test_a_child_that_the_head_still_carries_is_not_gone(
     mq: MessageQueue, monkeypatch: pytest.MonkeyPatch, on_dead: OnDead
@@ -316,6 +351,21 @@ async def test_a_child_that_the_head_still_carries_is_not_gone(
     assert looked.sent == 0
     async with Worker(mq):
         assert await mq.result("book", id, timeout=20) == [0, 1, 4]
+
+
+async def test_a_head_of_a_newer_release_still_carries_what_it_carried(
+    mq: MessageQueue, raw: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with dying(monkeypatch, 1), mq.flow() as messages:
+        pages = [messages.produce("page", number) for number in range(3)]
+        id = messages.produce("book", None, after=pages, on_dead="run")
+    head, record = [await mq.store.views.record(*one) for one in (("page", pages[0]), ("book", id))]
+    assert head is not None
+    assert record is not None
+    newer = head.replace(b'"v":2', b'"v":99')
+    await raw.hset(mq.store.keys.of("page").payload, pages[0], newer)
+    looked = await look_for_sources(mq.store, "book", codec.decode(record, "book", id))
+    assert looked.sent == 0
 
 
 async def test_an_older_message_with_a_childs_id_does_not_count(
@@ -521,7 +571,7 @@ async def test_a_flow_that_is_stored_raises_nothing(
     ("options", "words"),
     [
         ({"after": "abc"}, r"after='abc' is not a list: pass \[id\]"),
-        ({"after": [5]}, "after contains 5, which is no id"),
+        ({"after": [5]}, "after has 5, which is neither an id"),
         ({"after": ["a", "a"]}, "after names a message twice"),
         ({"after": 5}, "after=5 is not a list of ids"),
         ({"on_dead": "panic"}, "on_dead='panic' is not one of wait, run, die"),

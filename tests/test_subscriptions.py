@@ -26,6 +26,7 @@ from mx_rmq.runtime.engine import Engine
 from mx_rmq.runtime.relay import Relay
 from tests.cli.calls import run, run_json
 from tests.runtime.stage import WITHIN, Seen, on_a_server, queue
+from tests.test_steps import until_state
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -389,6 +390,20 @@ async def test_replace_is_refused_with_the_reason(mq: MessageQueue) -> None:
             await mq.produce(T, 1, id="a", on_duplicate="replace")
         with pytest.raises(InvalidInput, match="is a subscription, not a topic"):
             await mq.produce(f"{T}@billing", 1)
+
+
+async def test_only_a_copy_gets_signals(mq: MessageQueue) -> None:
+    @mq.handler(T, subscription="billing", result_ttl=60)
+    async def bill(_: int, delivery: Delivery) -> Any:
+        return await delivery.wait("approval")
+
+    async with Worker(mq):
+        id = await mq.produce(T, 1)
+        with pytest.raises(InvalidInput, match=f"pass '{T}@NAME' to signal one of these"):
+            await mq.signal(T, id, "approval", 1)
+        await until_state(mq, f"{T}@billing", id, State.WAITING)
+        assert await mq.signal(f"{T}@billing", id, "approval", 2)
+        assert await mq.result(f"{T}@billing", id, timeout=20) == 2
 
 
 # ending

@@ -10,6 +10,7 @@ worker that gets it produces the others.
 from __future__ import annotations
 
 import secrets
+from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -57,11 +58,12 @@ Earlier = str | tuple[str, str]
 class _Member:
     """A message of a flow."""
 
+    place: int  # in the order of the calls
     outgoing: Outgoing
     message: Message
     after: list[Earlier]
     on_dead: OnDead
-    own_id: bool  # the caller gave the id
+    custom_id: bool
     part: str = ""
     sources: list[Prerequisite] = field(default_factory=list)
     tell: list[Target] = field(default_factory=list)
@@ -76,6 +78,7 @@ class Flow:
         self._middleware = middleware
         self._name = f"f{secrets.token_hex(6)}"
         self._members: list[_Member] = []
+        self._by_id: defaultdict[str, list[_Member]] = defaultdict(list)
         self._begun = self._ended = False
 
     def produce(
@@ -116,10 +119,12 @@ class Flow:
         made = id or f"{self._name}+{len(self._members) + 1}"
         outgoing = Outgoing.of(topic, payload, options, id=made, key=key)
         message = outgoing.message(self._store.limits.max_payload)
-        if any(one.message.topic == topic and one.message.id == made for one in self._members):
+        if any(one.message.topic == topic for one in self._by_id[made]):
             raise InvalidInput(f"the flow already has a message {made!r} in topic {topic!r}")
-        member = _Member(outgoing, message, sources, on_dead, own_id=id is not None)
+        place = len(self._members)
+        member = _Member(place, outgoing, message, sources, on_dead, custom_id=id is not None)
         self._members.append(member)
+        self._by_id[made].append(member)
         return made
 
     async def __aenter__(self) -> Self:
@@ -156,9 +161,9 @@ class Flow:
         planned = await follow_ups.plan(member.message for member in members)
         for member, plan in zip(members, planned, strict=True):
             member.part, member.message = plan.part, plan.message
-        for place, member in enumerate(members):
+        for member in members:
             for earlier in member.after:
-                await self._link(place, member, earlier)
+                await self._link(member, earlier)
         linked = {member.part for member in members if member.tell or member.sources}
         awaited = {source.part for member in members for source in member.sources if source.part}
         for part in linked | awaited:
@@ -203,7 +208,7 @@ class Flow:
         await self._store.reschedule_message(part, message=released, seen=seen, at=due)
 
     async def _refuse_copies(self, part: str) -> None:
-        """Refuse links to and from messages that are copied: each copy is a message by itself."""
+        """Refuse links to and from messages that are copied: each copy is a separate message."""
         with suppress(ScriptFailed):  # a producer without the right to look
             topic = topic_of(part)
             if subscription_of(topic) or await self._store.subscriptions(part):
@@ -212,25 +217,21 @@ class Flow:
                     "several times: in a flow they cannot wait for others, or others for them"
                 )
 
-    async def _link(self, place: int, member: _Member, earlier: Earlier) -> None:
+    async def _link(self, member: _Member, earlier: Earlier) -> None:
         """Let a message wait for another one, of this flow or not."""
         topic, id = earlier if isinstance(earlier, tuple) else (None, earlier)
-        own = [
-            (number, one)
-            for number, one in enumerate(self._members)
-            if one.message.id == id and topic in (None, one.message.topic)
-        ]
-        if len(own) > 1:
+        inside = [one for one in self._by_id.get(id, ()) if topic in (None, one.message.topic)]
+        if len(inside) > 1:
             raise InvalidInput(f"after={id!r}: two messages have this id; pass (topic, id)")
-        if own:
-            number, source = own[0]
-            if number >= place:
+        if inside:
+            (source,) = inside
+            if source.place >= member.place:
                 raise InvalidInput(
                     f"after={id!r}: produce this message before {member.message.id!r}, "
                     "which waits for it"
                 )
             # A custom id may belong to an older message, which does not know of this flow.
-            member.sources.append(Prerequisite(source.part, id, told=not source.own_id))
+            member.sources.append(Prerequisite(source.part, id, told=not source.custom_id))
             source.tell.append(Target(member.part, member.message.id, member.on_dead))
             return
         if topic is None:
@@ -259,7 +260,7 @@ def _listed(after: Iterable[Earlier]) -> list[Earlier]:
         elif isinstance(one, str):
             check_id(one)
         else:
-            raise InvalidInput(f"after contains {shown(one)}, which is no id and no (topic, id)")
+            raise InvalidInput(f"after has {shown(one)}, which is neither an id nor (topic, id)")
     if len(set(listed)) != len(listed):
         raise InvalidInput("after names a message twice")
     return listed
@@ -273,7 +274,7 @@ def _head(members: list[_Member]) -> _Member:
 
     def rank(member: _Member) -> tuple[int, int, bool]:
         message = member.message
-        return message.due or 0, message.delay, not member.own_id
+        return message.due or 0, message.delay, not member.custom_id
 
     return min(members, key=rank)
 

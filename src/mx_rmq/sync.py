@@ -97,14 +97,15 @@ class SyncQueue:
 
     @contextmanager
     def flow(self) -> Iterator[Flow]:
-        """Collect messages that wait for others, and send them together. Same as `mq.flow`."""
-
-        async def begin(mq: MessageQueue) -> Flow:
-            return await mq.flow().__aenter__()
-
-        flow = self.call(begin)
-        yield flow
-        self.call(lambda _: flow.__aexit__(None, None))
+        """Send messages together; some may wait for others. Same as `mq.flow`."""
+        flow = self.call(lambda mq: mq.flow().__aenter__())
+        try:
+            yield flow
+        except BaseException as error:
+            kind = type(error)
+            self.call(lambda _: flow.__aexit__(kind))
+            raise
+        self.call(lambda _: flow.__aexit__(None))
 
     def signal(self, topic: str, id: str, name: str, value: Any = None) -> bool:
         """Send a signal to a message; False: there is no such message. Same as `mq.signal`."""

@@ -53,7 +53,7 @@ class What(StrEnum):
     PAUSED = "paused"
     RESUMED = "resumed"
     LIMITED = "limited"  # an operator set limits, or paused a key
-    SCHEDULED = "scheduled"  # a schedule was stored, which `about` names, as in the next ones
+    SCHEDULED = "scheduled"  # a schedule was stored; `about` names it, here and in the next ones
     UNSCHEDULED = "unscheduled"
     SCHEDULE_PAUSED = "schedule_paused"
     SCHEDULE_RESUMED = "schedule_resumed"

@@ -99,7 +99,7 @@ class Delivery:
     def sleep(self, name: str, seconds: Seconds) -> Coroutine[Any, Any, None]:
         """Sleep without holding a slot or a lease, and without counting an attempt. Await this.
 
-        The handler ends here. When the time has passed it runs again from its beginning; finished
+        The handler ends here. When the time has passed it runs again from the start; finished
         steps return what was kept.
         """
         made: Coroutine[Any, Any, None] = self._work("sleep").sleep(name, seconds)

@@ -32,7 +32,7 @@ class Middleware:
     async def handle_batch(self, batch: Batch, call_next: HandleBatch) -> Any:
         """Around one call of a batch handler; `handle` is not called for its messages.
 
-        An exception fails every message. `batch.failed` has those that the handler failed apart.
+        An exception fails every message. `batch.failed` has those that the handler failed itself.
         """
         return await call_next(batch)
 

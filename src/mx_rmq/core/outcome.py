@@ -90,7 +90,7 @@ class HandlerTimeout(Exception):
 
 
 class Suspended(BaseException):
-    """Ends a handler call that sleeps or waits; it runs again from its beginning.
+    """Ends a handler call that sleeps or waits; later it runs again from the start.
 
     Not an Exception, so that `except Exception` in a handler does not catch it.
     """

@@ -18,7 +18,7 @@ from mx_rmq.core.errors import InvalidInput, MxRmqError, ServerFull
 from mx_rmq.core.names import ONE_OR_MANY, short_worker
 from mx_rmq.core.partition import base_topic, partitions, subscription_of
 from mx_rmq.core.text import brief
-from mx_rmq.runtime.batches import HeldBatch
+from mx_rmq.runtime.held import HeldBatch
 from mx_rmq.runtime.loop import AWAY
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
     from mx_rmq.core.handler import Handler
     from mx_rmq.runtime.consumer import Consumer
-    from mx_rmq.runtime.slots import HeldMessage, Slots
+    from mx_rmq.runtime.held import HeldMessage
+    from mx_rmq.runtime.slots import Slots
     from mx_rmq.store import Store
 
 BEAT: Final = 15.0  # seconds between two reports
