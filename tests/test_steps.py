@@ -588,6 +588,25 @@ async def test_a_follow_up_that_this_worker_cannot_produce_ends_in_the_dead_lett
 async def _nothing(_: Any) -> None: ...
 
 
+@pytest.mark.parametrize("used_before", [True, False])
+async def test_a_follow_up_of_a_task_that_the_handler_left_behind_is_refused(
+    mq: MessageQueue, used_before: bool
+) -> None:
+    """It would not be produced, and nobody would know."""
+    kept: list[Delivery] = []
+
+    @mq.handler("order", result_ttl=60)
+    async def order(_: None, delivery: Delivery) -> None:
+        kept.append(delivery)
+        if used_before:
+            delivery.produce("mail", 1)
+
+    async with Worker(mq):
+        await mq.result("order", await mq.produce("order", None), timeout=20)
+        with pytest.raises(InvalidInput, match="this run of the handler has ended, so it is too late"):
+            kept[0].produce("mail", 2)
+
+
 async def test_follow_ups_into_a_full_topic_do_not_stop_its_workers(server: Server) -> None:
     done: list[int] = []
     async with MessageQueue(server.url, max_pending=10) as mq:

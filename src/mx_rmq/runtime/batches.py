@@ -317,7 +317,7 @@ def _results(
         return [None] * count, None
     what = type_name(type(returned))
     if isinstance(returned, list | tuple):
-        what = f"{len(returned)} results"
+        what = "1 result" if len(returned) == 1 else f"{len(returned)} results"
     return [None] * count, InvalidInput(
         f"{handler.name} returned {what} for {count} messages: with result_ttl, a batch handler "
         "returns None or a list with one result per message"

@@ -60,7 +60,8 @@ class MessageSteps:
         self._unnoted: dict[str, None] = {}  # finished steps that the server may not have
         self._used: set[str] = set()  # steps and sleeps that have begun in this call
         self._calls: deque[tuple[str, Coroutine[Any, Any, Any]]] = deque()
-        self.follow_ups: list[FollowUp] = []
+        self._follow_ups: list[FollowUp] = []
+        self._returned = False
         self._follow_up_bytes = 0
         self.suspended = False
 
@@ -101,7 +102,13 @@ class MessageSteps:
         self._calls.append((f"delivery.{what}({shown(name)}, …)", work))
         return work
 
-    def check_awaited(self) -> None:
+    def close(self) -> list[FollowUp]:
+        """Return what to produce: the handler has returned, and cannot add to it any more."""
+        self._returned = True
+        self._check_awaited()
+        return self._follow_ups
+
+    def _check_awaited(self) -> None:
         """Fail the attempt if its handler has not awaited a step, a sleep or a wait."""
         forgotten = [one for one in self._calls if not _has_begun(one[1])]
         for _, work in forgotten:
@@ -214,7 +221,9 @@ class MessageSteps:
     ) -> str:
         """Plan a message that is produced when this one completes; return its id."""
         check_topic(topic)
-        if len(self.follow_ups) >= MAX_FOLLOW_UPS:
+        if self._returned or self._held.settling:
+            raise InvalidInput("delivery.produce: this run of the handler has ended, so it is too late")
+        if len(self._follow_ups) >= MAX_FOLLOW_UPS:
             raise InvalidInput(f"a handler may produce {MAX_FOLLOW_UPS:,} follow-ups")
         for name in ("on_duplicate", "dedup", "confirm"):
             if options.get(name) not in (None, "ignore"):
@@ -224,7 +233,7 @@ class MessageSteps:
                 f"id={id!r}: this message has the id until it completes, so the follow-up would "
                 "be ignored; pass another id, or none"
             )
-        id = id or follow_up_id(self._held.topic.topic, self._message, len(self.follow_ups) + 1)
+        id = id or follow_up_id(self._held.topic.topic, self._message, len(self._follow_ups) + 1)
         outgoing = Outgoing.of(topic, payload, options, id=id, key=key)
         message = outgoing.message(self._keeper.max_payload)
         size = self._follow_up_bytes + len(message.payload)
@@ -233,7 +242,7 @@ class MessageSteps:
                 f"the follow-ups take {size:,} bytes; the limit is {MAX_FLOW_BYTES:,}"
             )
         self._follow_up_bytes = size
-        self.follow_ups.append(FollowUp(outgoing, message, copy_context()))
+        self._follow_ups.append(FollowUp(outgoing, message, copy_context()))
         return id
 
     @property

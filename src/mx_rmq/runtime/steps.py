@@ -116,9 +116,7 @@ class StepKeeper:
                 f"{held.topic.handler.name} caught Suspended and went on; "
                 "let it pass: catch Exception instead of BaseException"
             )
-        if work is not None:
-            work.check_awaited()
-        follow_ups = work.follow_ups if work is not None else []
+        follow_ups = work.close() if work is not None else []
         produced = [made for one in follow_ups for made in await self._passed(one)]
         if not produced and not steps.tell:
             return None
