@@ -222,7 +222,7 @@ class MessageSteps:
         """Plan a message that is produced when this one completes; return its id."""
         check_topic(topic)
         if self._returned or self._held.settling:
-            raise InvalidInput("delivery.produce: this run of the handler has ended, so it is too late")
+            raise InvalidInput("delivery.produce: this run of the handler has ended")
         if len(self._follow_ups) >= MAX_FOLLOW_UPS:
             raise InvalidInput(f"a handler may produce {MAX_FOLLOW_UPS:,} follow-ups")
         for name in ("on_duplicate", "dedup", "confirm"):
