@@ -201,8 +201,12 @@ async def test_the_commands_show_what_a_message_waits_for(mq: MessageQueue, serv
 
 async def test_signal_sends_a_value(mq: MessageQueue, server: Server) -> None:
     id = await parked(mq)
+    typo = await run(server, "signal", "deploy", id, "aproval")
+    assert typo.stdout == f"{id}: signal aproval sent; it waits for approval\n"
     told = await run(server, "signal", "deploy", id, "approval", '{"by": "kim"}')
     assert (told.exit_code, told.stdout) == (0, f"{id}: signal approval sent\n")
+    again = await run(server, "signal", "deploy", id, "approval", '{"by": "ann"}')
+    assert again.stdout == f"{id}: not changed, a signal approval has come before\n"
     async with Worker(mq):
         assert await mq.result("deploy", id, timeout=20) == {"by": "kim"}
     assert await run_json(server, "signal", "deploy", "unknown", "approval", code=1) == {
@@ -210,6 +214,7 @@ async def test_signal_sends_a_value(mq: MessageQueue, server: Server) -> None:
         "id": "unknown",
         "signal": "approval",
         "sent": False,
+        "first": False,
     }
     for words, said in (
         (("deploy", id, "approval", "{"), "the value is not JSON"),
@@ -261,6 +266,8 @@ async def test_a_wait_for_what_is_gone_is_reported(
     findings = [str(one) for one in await check_queue(mq.admin, audit=True)]
     assert any(f"requeue page {bad}" in one for one in findings)
     assert (await run(server, "audit", "book")).exit_code == 0
+    shown = await run(server, "show", "book", id)
+    assert f"to go on:    mx-rmq requeue page {bad}\n" in shown.stdout
 
     assert await mq.admin.discard("page", bad)
     (violation,) = await mq.admin.audit("book")

@@ -566,7 +566,7 @@ async def test_a_list_gives_each_message_its_result(mq: MessageQueue) -> None:
 
 @on_a_server
 @pytest.mark.parametrize(
-    ("returned", "why"), [([1], "1 results"), ("ab", "returned str"), ({"a": 1, "b": 2}, "dict")]
+    ("returned", "why"), [([1], "1 result for"), ("ab", "returned str"), ({"a": 1, "b": 2}, "dict")]
 )
 async def test_what_is_no_list_of_results_fails_the_attempt(
     mq: MessageQueue, returned: Any, why: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,7 +12,9 @@ import pytest
 from mx_rmq import (
     Delivery,
     InvalidInput,
+    Limit,
     MessageQueue,
+    Middleware,
     Reject,
     ServerUnavailable,
     State,
@@ -30,10 +33,12 @@ from tests.runtime.stage import until, until_so
 from tests.test_steps import state_of, until_state
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
     from redis.asyncio import Redis
 
+    from mx_rmq.core.middleware import Produce
+    from mx_rmq.core.outgoing import Outgoing
     from mx_rmq.core.steps import OnDead
     from tests.lab.servers import Server
 
@@ -298,6 +303,40 @@ async def dying(monkeypatch: pytest.MonkeyPatch, sent: int) -> AsyncIterator[Non
         yield
 
 
+async def test_no_message_is_produced_before_one_that_waits_for_it(
+    mq: MessageQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it could complete first, and tell nobody: the other one would wait forever."""
+    produced: list[str] = []
+    produce = Store.produce
+
+    async def notes(self: Any, call: Any, *args: Any, **options: Any) -> Any:
+        produced.extend(call.ids)
+        return await produce(self, call, *args, **options)
+
+    monkeypatch.setattr(Store, "produce", notes)
+    async with mq.flow() as messages:
+        head = messages.produce("page", 0)
+        first = messages.produce("page", 1)
+        second = messages.produce("book", 2, after=[first])
+        third = messages.produce("page", 3, after=[second])
+    assert produced == [head, third, second, first]
+
+
+async def test_a_flow_in_one_line(mq: MessageQueue) -> None:
+    """A message that waits for others does not hold up the line that they are in."""
+
+    @mq.handler("account", per_key=Limit(running=1), result_ttl=60)
+    async def account(number: int, delivery: Delivery) -> list[Any]:
+        return [number, *delivery.results]
+
+    async with Worker(mq):
+        async with mq.flow() as flow:
+            first = [flow.produce("account", number, key="k") for number in (1, 2)]
+            last = flow.produce("account", 3, key="k", after=first)
+        assert await mq.result("account", last, timeout=20) == [3, [1], [2]]
+
+
 @pytest.mark.parametrize("on_dead", ["run", "die"])
 async def test_a_child_that_the_head_still_carries_is_not_gone(
     mq: MessageQueue, monkeypatch: pytest.MonkeyPatch, on_dead: OnDead
@@ -312,6 +351,21 @@ async def test_a_child_that_the_head_still_carries_is_not_gone(
     assert looked.sent == 0
     async with Worker(mq):
         assert await mq.result("book", id, timeout=20) == [0, 1, 4]
+
+
+async def test_a_head_of_a_newer_release_still_carries_what_it_carried(
+    mq: MessageQueue, raw: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with dying(monkeypatch, 1), mq.flow() as messages:
+        pages = [messages.produce("page", number) for number in range(3)]
+        id = messages.produce("book", None, after=pages, on_dead="run")
+    head, record = [await mq.store.views.record(*one) for one in (("page", pages[0]), ("book", id))]
+    assert head is not None
+    assert record is not None
+    newer = head.replace(b'"v":2', b'"v":99')
+    await raw.hset(mq.store.keys.of("page").payload, pages[0], newer)
+    looked = await look_for_sources(mq.store, "book", codec.decode(record, "book", id))
+    assert looked.sent == 0
 
 
 async def test_an_older_message_with_a_childs_id_does_not_count(
@@ -517,9 +571,14 @@ async def test_a_flow_that_is_stored_raises_nothing(
     ("options", "words"),
     [
         ({"after": "abc"}, r"after='abc' is not a list: pass \[id\]"),
-        ({"after": [5]}, "after contains 5, which is no id"),
+        ({"after": [5]}, "after has 5, which is neither an id"),
         ({"after": ["a", "a"]}, "after names a message twice"),
+        ({"after": 5}, "after=5 is not a list of ids"),
         ({"on_dead": "panic"}, "on_dead='panic' is not one of wait, run, die"),
+        (
+            {"on_dead": "die"},
+            "on_dead='die' says what a message does if one in its `after` is dead",
+        ),
         ({"on_duplicate": "replace"}, "on_duplicate: a message of a flow does not take"),
         ({"after": [f"id-{n}" for n in range(2001)]}, "after has 2,001 messages; the limit is"),
     ],
@@ -541,3 +600,34 @@ async def test_a_message_cannot_wait_for_a_later_one(mq: MessageQueue) -> None:
     with pytest.raises(InvalidInput, match="after='b': produce this message before 'a'"):
         await flow.__aexit__(None)
     assert await mq.status("page", "b") is None
+
+
+# middleware
+
+
+class Renames(Middleware):
+    """Sends every message to another topic."""
+
+    async def produce(self, messages: Sequence[Outgoing], call_next: Produce) -> list[str]:
+        return await call_next([replace(one, topic="elsewhere") for one in messages])
+
+
+async def test_middleware_cannot_give_a_flow_or_a_follow_up_another_topic(
+    mq: MessageQueue,
+) -> None:
+    """Others wait for the message in its topic."""
+
+    @mq.handler("job", max_attempts=1)
+    async def job(_: None, delivery: Delivery) -> None:
+        delivery.produce("page", 1)
+
+    id = await mq.produce("job", None)
+    mq.middleware = (Renames(),)
+    with pytest.raises(InvalidInput, match="middleware changed which messages the flow has"):
+        async with mq.flow() as flow:
+            flow.produce("page", 1)
+    async with Worker(mq):
+        await until_state(mq, "job", id, State.DEAD)
+    view = await mq.admin.get("job", id)
+    assert view is not None
+    assert "middleware changed the topic or the id of a follow-up to page" in view.errors[-1].text

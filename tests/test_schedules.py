@@ -125,6 +125,14 @@ async def test_the_same_name_replaces_also_in_another_topic(mq: MessageQueue) ->
     assert await mq.admin.schedules() == [after]
 
 
+async def test_a_paused_schedule_stays_paused_in_another_topic(mq: MessageQueue) -> None:
+    await mq.admin.schedule("s", "old", "* * * * *")
+    await mq.admin.pause_schedule("s", "an incident")
+    moved = await mq.admin.schedule("s", "new", "* * * * *")
+    assert (moved.topic, moved.paused, moved.pause_reason) == ("new", True, "an incident")
+    assert await mq.admin.resume_schedule("s")
+
+
 async def test_next_runs_follow_the_time_zone(mq: MessageQueue) -> None:
     view = await mq.admin.schedule("s", "t", "30 2 * * *", tz=ZoneInfo("Europe/Berlin"))
     runs = view.next_runs()

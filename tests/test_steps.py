@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mx_rmq import Delivery, InvalidInput, MessageDied, MessageQueue, Reject, State, Worker
+from mx_rmq.core import codec, steps
+from mx_rmq.core.codec import encode_payload
+from mx_rmq.core.message import Message
 from mx_rmq.core.outcome import RetryLater
 from mx_rmq.runtime.lifecycle import Lifecycle
 from tests.lab.servers import Kind, chosen
@@ -267,6 +270,59 @@ async def test_a_step_needs_a_function_and_not_its_call(mq: MessageQueue) -> Non
     assert "step 'plan': coroutine is not a function" in found.errors[-1].text
 
 
+async def _error_of(mq: MessageQueue) -> str:
+    """Run the handler of `job` once; return what the attempt has failed with."""
+    async with Worker(mq):
+        id = await mq.produce("job", None)
+        await until_state(mq, "job", id, State.DEAD)
+    found = await mq.admin.get("job", id)
+    assert found is not None
+    return found.errors[-1].text
+
+
+async def test_a_name_that_is_used_twice_fails_the_attempt(mq: MessageQueue) -> None:
+    """Otherwise a loop would do its first round only, and nobody would know."""
+    pages: list[int] = []
+
+    @mq.handler("job", max_attempts=1)
+    async def job(_: None, delivery: Delivery) -> None:
+        for number in (1, 2):
+            await delivery.step("page", pages.append, number)
+
+    assert "step 'page': this run of the handler has used the name" in await _error_of(mq)
+    assert pages == [1]
+
+
+async def test_a_step_that_has_failed_may_be_tried_again_in_the_same_run(mq: MessageQueue) -> None:
+    @mq.handler("job", result_ttl=60)
+    async def job(_: None, delivery: Delivery) -> Any:
+        for answer in ("not a number", "5"):
+            with suppress(ValueError):
+                return await delivery.step("parse", int, answer)
+        return None
+
+    async with Worker(mq):
+        assert await mq.result("job", await mq.produce("job", None), timeout=20) == 5
+
+
+async def test_a_wait_without_await_fails_the_attempt(mq: MessageQueue) -> None:
+    """Otherwise the handler would go on as if the signal had come."""
+
+    @mq.handler("job", max_attempts=1)
+    async def job(_: None, delivery: Delivery) -> None:
+        delivery.wait("approval")  # type: ignore[unused-coroutine]
+
+    assert "job has not awaited delivery.wait('approval', …)" in await _error_of(mq)
+
+
+async def test_a_plain_handler_cannot_sleep(mq: MessageQueue) -> None:
+    @mq.handler("job", max_attempts=1)
+    def job(_: None, delivery: Delivery) -> None:
+        delivery.sleep("a while", 3600)  # type: ignore[unused-coroutine]
+
+    assert "delivery.sleep: needs an `async def` handler" in await _error_of(mq)
+
+
 # sleep
 
 
@@ -354,6 +410,23 @@ async def test_a_wait_past_its_timeout_raises(mq: MessageQueue) -> None:
     assert result == "the signal 'approval' did not come in time"
 
 
+async def test_a_wait_without_time_sees_a_signal_that_came_first(mq: MessageQueue) -> None:
+    @mq.handler("deploy", result_ttl=60)
+    async def deploy(_: None, delivery: Delivery) -> list[Any]:
+        found = []
+        for name in ("approval", "other"):
+            try:
+                found.append(await delivery.wait(name, timeout=0))
+            except TimeoutError:
+                found.append("late")
+        return found
+
+    id = await mq.produce("deploy", None)
+    assert await mq.signal("deploy", id, "approval", 1)
+    async with Worker(mq):
+        assert await mq.result("deploy", id, timeout=20) == [1, "late"]
+
+
 async def test_a_signal_to_an_unknown_message_is_refused(mq: MessageQueue) -> None:
     await mq.produce("deploy", None)
     assert not await mq.signal("deploy", "unknown", "approval")
@@ -439,8 +512,12 @@ async def test_a_dead_message_produces_nothing(mq: MessageQueue) -> None:
     ("topic", "payload", "options", "words"),
     [
         ("not a topic", 1, {}, "topic 'not a topic' must consist of"),
+        ("next@mail", 1, {}, "'next@mail' is a subscription, not a topic"),
         ("next", 1, {"headers": {"long": 70_000 * "x"}}, "headers and settings take 70,"),
         ("next", 1, {"id": "a", "dedup": 5}, "dedup: a follow-up does not take this option"),
+        ("next@billing", 1, {}, "'next@billing' is a subscription, not a topic"),
+        ("short", 1, {"delay": 60}, "delay=60: the message would expire before it is due"),
+        ("order", 1, {"id": "own"}, "id='own': this message has the id until it completes"),
         ("next", 1_000_000 * "x", {}, "the follow-ups take 17,000,034 bytes; the limit"),
     ],
 )
@@ -449,17 +526,85 @@ async def test_bad_follow_ups_fail_the_attempt(
 ) -> None:
     """Once they were noted, it would be too late."""
 
+    @mq.handler("short", ttl=30)
+    async def short(_: int) -> None: ...
+
     @mq.handler("order", max_attempts=1)
     async def order(_: int, delivery: Delivery) -> None:
         for _ in range(17):
             delivery.produce(topic, payload, **options)
 
     async with Worker(mq):
-        id = await mq.produce("order", 7)
+        id = await mq.produce("order", 7, id="own")
         await until_state(mq, "order", id, State.DEAD)
     found = await mq.admin.get("order", id)
     assert found is not None
     assert words in found.errors[-1].text
+
+
+@pytest.mark.parametrize("batch", [None, 10])
+async def test_steps_that_cannot_be_read_are_quarantined(
+    mq: MessageQueue, raw: Redis, batch: int | None
+) -> None:
+    """Each attempt would fail in the same way. Others of the same batch do not notice."""
+    if batch is None:
+
+        @mq.handler("order")
+        async def order(_: int) -> None: ...
+    else:
+
+        @mq.handler("order", batch=batch)
+        async def orders(_: list[int]) -> None: ...
+
+    id, _ = await mq.produce_many("order", [1, 2])
+    key = mq.store.keys.of("order").payload
+    record = await mq.store.views.record("order", id)
+    assert record is not None
+    await raw.hset(key, id, record.replace(b'"v":1', b'"v":2,"steps":{"done":5}'))
+    done = await Worker(mq).drain()
+    assert (done.completed, done.quarantined) == (1, 1)
+
+
+async def test_a_follow_up_that_this_worker_cannot_produce_ends_in_the_dead_letters(
+    mq: MessageQueue, raw: Redis, server: Server
+) -> None:
+    """Noted by a worker with a larger `max_payload`, which died. A requeue sends it."""
+    id = await mq.produce("order", None)
+    record = await mq.store.views.record("order", id)
+    assert record is not None
+    message = codec.decode(record, "order", id)
+    large = Message.new(encode_payload("x" * 999, 2000), topic="next", id="large")
+    noted = steps.write(message, steps.Steps(then=[steps.Planned("next", large)]))
+    await raw.hset(mq.store.keys.of("order").payload, id, codec.encode(noted))
+    async with MessageQueue(server.url, max_payload=100) as small:
+        for queue in (small, mq):
+            queue.handler("order")(_nothing)
+        assert (await Worker(small).drain()).dead == 1
+    assert await mq.admin.requeue("order", id)
+    assert (await Worker(mq).drain()).completed == 1
+    assert await state_of(mq, "next", "large") is State.PENDING
+
+
+async def _nothing(_: Any) -> None: ...
+
+
+@pytest.mark.parametrize("used_before", [True, False])
+async def test_a_follow_up_of_a_task_that_the_handler_left_behind_is_refused(
+    mq: MessageQueue, used_before: bool
+) -> None:
+    """It would not be produced, and nobody would know."""
+    kept: list[Delivery] = []
+
+    @mq.handler("order", result_ttl=60)
+    async def order(_: None, delivery: Delivery) -> None:
+        kept.append(delivery)
+        if used_before:
+            delivery.produce("mail", 1)
+
+    async with Worker(mq):
+        await mq.result("order", await mq.produce("order", None), timeout=20)
+        with pytest.raises(InvalidInput, match="this run of the handler has ended"):
+            kept[0].produce("mail", 2)
 
 
 async def test_follow_ups_into_a_full_topic_do_not_stop_its_workers(server: Server) -> None:

@@ -26,6 +26,7 @@ from mx_rmq.runtime.engine import Engine
 from mx_rmq.runtime.relay import Relay
 from tests.cli.calls import run, run_json
 from tests.runtime.stage import WITHIN, Seen, on_a_server, queue
+from tests.test_steps import until_state
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -323,14 +324,16 @@ def test_a_queue_has_a_plain_handler_or_subscriptions(kind: Kind) -> None:
 
     mq = MessageQueue("redis://localhost")
     mq.handler(T, subscription="billing")(plain)
-    with pytest.raises(InvalidInput, match="one plain handler or any number of subscriptions"):
+    with pytest.raises(InvalidInput, match="one handler without a subscription, or any number"):
         mq.handler(T)(plain)
     with pytest.raises(InvalidInput, match=f"subscription '{T}@billing' already has the handler"):
         mq.handler(T, subscription="billing")(plain)
+    with pytest.raises(InvalidInput, match="needs a different subscription"):
+        mq.handler(T, subscription="billing")(lambda payload: None)
     router = Router()
     router.handler("mail")(plain)
     mq.handler("mail", subscription="archive")(plain)
-    with pytest.raises(InvalidInput, match="one plain handler or any number of subscriptions"):
+    with pytest.raises(InvalidInput, match="one handler without a subscription, or any number"):
         mq.include(router)
 
 
@@ -353,7 +356,9 @@ async def test_a_subscription_does_not_start_beside_a_plain_worker(
     other.handler(T)(handled.append)
     Services(mq, "billing")
     async with Worker(other):
-        with pytest.raises(InvalidInput, match=r"serves topic 'order\.created' with a plain"):
+        with pytest.raises(
+            InvalidInput, match=r"serves topic 'order\.created' with a handler without"
+        ):
             await Worker(mq).start()
         await mq.produce(T, 1)
         await until(lambda: handled == [1])
@@ -374,7 +379,7 @@ async def test_a_running_plain_worker_takes_nothing_from_subscriptions(
             await until(lambda: services.have(*range(50), names=("billing",)))
             await plain._engine.beat()  # type: ignore[union-attr] # it runs
             found = await check_queue(mq.admin, audit=False)
-            assert any("plain handler that gets nothing" in str(one) for one in found)
+            assert any("handler without one, which gets nothing" in str(one) for one in found)
     assert stolen == []
 
 
@@ -385,6 +390,20 @@ async def test_replace_is_refused_with_the_reason(mq: MessageQueue) -> None:
             await mq.produce(T, 1, id="a", on_duplicate="replace")
         with pytest.raises(InvalidInput, match="is a subscription, not a topic"):
             await mq.produce(f"{T}@billing", 1)
+
+
+async def test_only_a_copy_gets_signals(mq: MessageQueue) -> None:
+    @mq.handler(T, subscription="billing", result_ttl=60)
+    async def bill(_: int, delivery: Delivery) -> Any:
+        return await delivery.wait("approval")
+
+    async with Worker(mq):
+        id = await mq.produce(T, 1)
+        with pytest.raises(InvalidInput, match=f"pass '{T}@NAME' to signal one of these"):
+            await mq.signal(T, id, "approval", 1)
+        await until_state(mq, f"{T}@billing", id, State.WAITING)
+        assert await mq.signal(f"{T}@billing", id, "approval", 2)
+        assert await mq.result(f"{T}@billing", id, timeout=20) == 2
 
 
 # ending
@@ -446,6 +465,11 @@ async def test_the_commands(mq: MessageQueue, server: Server, waiting: str) -> N
     title, first, _ = [line.split() for line in shown.stdout.splitlines()]
     assert title[:2] == ["subscription", "lag"]
     assert (first[:2], first[-1]) == (["billing", "1"], "paused")
+    shown = await run(server, "subscriptions")
+    assert [line.split()[0] for line in shown.stdout.splitlines()[1:]] == [
+        f"{T}@billing",
+        f"{T}@search",
+    ]
     found = await run_json(server, "subscriptions", T)
     assert [one["name"] for one in found["subscriptions"]] == ["billing", "search"]
     refused = await run(server, "unsubscribe", T, "billing")

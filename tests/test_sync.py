@@ -74,6 +74,19 @@ def test_a_plain_script_produces_without_opening_anything(mq: MessageQueue) -> N
     assert not mq.is_open  # the original stays as it was
 
 
+def test_a_flow_is_sent_as_a_whole_or_not_at_all(mq: MessageQueue) -> None:
+    with mq.sync.flow() as flow:
+        first = flow.produce("t", 1)
+        flow.produce("t", 2, after=[first])
+    assert pending(mq) == 2
+    with suppress(ZeroDivisionError), mq.sync.flow() as flow:
+        flow.produce("t", 3)
+        raise ZeroDivisionError
+    with pytest.raises(InvalidInput, match="the flow has ended"):
+        flow.produce("t", 4)
+    assert pending(mq) == 2
+
+
 def test_a_message_is_aborted_without_an_event_loop(mq: MessageQueue) -> None:
     id = mq.sync.produce("t", 1)
     assert mq.sync.abort("t", id, "not needed") is True

@@ -312,6 +312,57 @@ def test_delays_do_not_wait_if_told_so(shop: MessageQueue, mx_rmq_use: Use) -> N
     testing.assert_produced(shop, "order.created", Order(2), at=4e9)
 
 
+# flows, follow-ups, sleeps
+
+
+@pytest.mark.parametrize("instant", [True, False])
+def test_follow_ups_and_flows_are_recorded_and_do_not_wait_if_told_so(
+    shop: MessageQueue, mx_rmq_use: Use, instant: bool
+) -> None:
+    @shop.handler("page")
+    async def page(number: int, delivery: Delivery) -> None:
+        delivery.produce("mail", {"page": number}, delay=3600)
+
+    @shop.handler("book")
+    async def book(title: dict[str, str]) -> None: ...
+
+    @shop.handler("mail")
+    async def mail(text: Any) -> None: ...
+
+    mx_rmq_use(shop, instant_delays=instant)
+    with shop.sync.flow() as flow:
+        title = {"title": "The Whale"}
+        pages = [flow.produce("page", number, priority="high") for number in (1, 2)]
+        flow.produce("book", title, after=pages, delay=3600)
+        title["title"] = "changed later"
+    assert testing.drain(shop).completed == (5 if instant else 2)
+    testing.assert_produced(shop, "page", times=2, priority="high")
+    testing.assert_produced(shop, "book", {"title": "The Whale"}, delay=3600)
+    testing.assert_produced(shop, "mail", {"page": 2}, times=1, delay=3600)
+
+
+def test_sleeps_do_not_wait_if_told_so(shop: MessageQueue, mx_rmq_use: Use) -> None:
+    runs = []
+
+    @shop.handler("job", result_ttl=60)
+    async def job(_: Any, delivery: Delivery) -> str:
+        runs.append(delivery.attempt)
+        await delivery.sleep("a week", 7 * 86_400)
+        answer: str = await delivery.wait("answer", timeout=7 * 86_400)
+        return answer
+
+    mx_rmq_use(shop, instant_delays=True)
+    id = shop.sync.produce("job", None)
+    assert testing.drain(shop).snoozed == 1
+    status = shop.sync.status("job", id)
+    assert status is not None
+    assert status.state == "waiting"
+    assert shop.sync.signal("job", id, "answer", "yes")
+    assert testing.drain(shop).completed == 1
+    assert shop.sync.result("job", id, timeout=5) == "yes"
+    assert runs == [1, 1, 1]
+
+
 # afterwards
 
 
@@ -598,4 +649,4 @@ def test_the_examples_of_the_page_run_as_printed(pytester: pytest.Pytester) -> N
     for name, text in files.items():
         Path(name).write_text(text)
     result = pytester.runpytest_subprocess("-W", "error", timeout=100)
-    result.assert_outcomes(passed=4)
+    result.assert_outcomes(passed=5)

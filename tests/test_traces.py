@@ -149,6 +149,27 @@ async def test_a_trace_goes_from_the_caller_to_the_handler_and_on(
     assert links(spans.one("process mails")) == [identity(spans.one("send mails"))]
 
 
+async def test_follow_ups_and_flows_go_on_with_the_trace(mq: MessageQueue, spans: Spans) -> None:
+    @mq.handler("page")
+    def page(payload: dict[str, str], delivery: Delivery) -> None:
+        delivery.produce("mail", {"card": SECRET})
+
+    @mq.handler("mail")
+    async def mail(payload: dict[str, str]) -> None: ...
+
+    with spans.tracer.start_as_current_span("request"):
+        async with mq.flow() as flow:
+            flow.produce("page", {"card": SECRET})
+    await Worker(mq).drain()
+    for earlier, later in (
+        ("request", "send page"),
+        ("send page", "process page"),
+        ("process page", "send mail"),
+        ("send mail", "process mail"),
+    ):
+        assert parent(spans.one(later)) == identity(spans.one(earlier))
+
+
 async def test_many_messages_share_the_span_of_their_call(mq: MessageQueue, spans: Spans) -> None:
     @mq.handler("orders")
     async def orders(payload: str) -> None: ...

@@ -10,6 +10,8 @@ worker that gets it produces the others.
 from __future__ import annotations
 
 import secrets
+from collections import defaultdict
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack
@@ -19,6 +21,7 @@ from msgspec.structs import replace
 from mx_rmq.core import codec
 from mx_rmq.core import steps as core_steps
 from mx_rmq.core.errors import InvalidInput, MxRmqError, ScriptFailed
+from mx_rmq.core.middleware import around_produce
 from mx_rmq.core.names import check_id, check_topic
 from mx_rmq.core.outgoing import Outgoing, ProduceOptions
 from mx_rmq.core.partition import base_topic, subscription_of, topic_of
@@ -37,10 +40,11 @@ from mx_rmq.core.text import shown
 from mx_rmq.runtime.follow_ups import FollowUps
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from mx_rmq.admin import Admin
     from mx_rmq.core.message import Message
+    from mx_rmq.core.middleware import Middleware
     from mx_rmq.store import Store
 
 HEAD_START: Final = 5000
@@ -54,10 +58,12 @@ Earlier = str | tuple[str, str]
 class _Member:
     """A message of a flow."""
 
+    place: int  # in the order of the calls
+    outgoing: Outgoing
     message: Message
     after: list[Earlier]
     on_dead: OnDead
-    own_id: bool  # the caller gave the id
+    custom_id: bool
     part: str = ""
     sources: list[Prerequisite] = field(default_factory=list)
     tell: list[Target] = field(default_factory=list)
@@ -66,11 +72,13 @@ class _Member:
 class Flow:
     """Collects messages; they are sent when the `async with` block ends without an exception."""
 
-    def __init__(self, store: Store, admin: Admin) -> None:
+    def __init__(self, store: Store, admin: Admin, middleware: Sequence[Middleware] = ()) -> None:
         self._store = store
         self._admin = admin
+        self._middleware = middleware
         self._name = f"f{secrets.token_hex(6)}"
         self._members: list[_Member] = []
+        self._by_id: defaultdict[str, list[_Member]] = defaultdict(list)
         self._begun = self._ended = False
 
     def produce(
@@ -78,7 +86,7 @@ class Flow:
         topic: str,
         payload: Any,
         *,
-        after: Iterable[Earlier] = (),
+        after: Iterable[Earlier] | None = None,
         on_dead: OnDead = "wait",
         id: str | None = None,
         key: str | None = None,
@@ -91,24 +99,32 @@ class Flow:
         dead: `wait` until that one is requeued and completes, `run` without its result, or `die`.
         """
         if self._ended:
-            raise InvalidInput("the flow has ended: produce inside its `async with` block")
+            raise InvalidInput("the flow has ended: produce inside its block")
         if not self._begun:
             raise InvalidInput("the flow has not begun: write `async with mq.flow() as flow:`")
         check_topic(topic)
         if on_dead not in ON_DEAD:
             raise InvalidInput(f"on_dead={shown(on_dead)} is not one of {', '.join(ON_DEAD)}")
+        if after is None and on_dead != "wait":
+            raise InvalidInput(
+                f"on_dead={on_dead!r} says what a message does if one in its `after` is dead, and "
+                "this one has no `after`: pass on_dead to the message that waits"
+            )
         for name in ("on_duplicate", "dedup", "confirm"):
             if name in options:
                 raise InvalidInput(f"{name}: a message of a flow does not take this option")
         if len(self._members) >= MAX_FLOW:
             raise InvalidInput(f"a flow has at most {MAX_FLOW:,} messages")
-        sources = _listed(after)
+        sources = [] if after is None else _listed(after)
         made = id or f"{self._name}+{len(self._members) + 1}"
         outgoing = Outgoing.of(topic, payload, options, id=made, key=key)
         message = outgoing.message(self._store.limits.max_payload)
-        if any(one.message.topic == topic and one.message.id == made for one in self._members):
+        if any(one.message.topic == topic for one in self._by_id[made]):
             raise InvalidInput(f"the flow already has a message {made!r} in topic {topic!r}")
-        self._members.append(_Member(message, sources, on_dead, own_id=id is not None))
+        place = len(self._members)
+        member = _Member(place, outgoing, message, sources, on_dead, custom_id=id is not None)
+        self._members.append(member)
+        self._by_id[made].append(member)
         return made
 
     async def __aenter__(self) -> Self:
@@ -117,8 +133,27 @@ class Flow:
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._ended = True
-        if kind is None and self._members:
+        if kind is not None or not self._members:
+            return
+        around = around_produce(self._middleware, self._send_changed)
+        if around == self._send_changed:  # no middleware
             await self._send()
+        else:
+            await around([member.outgoing.as_sent(member.message) for member in self._members])
+
+    async def _send_changed(self, outgoing: Sequence[Outgoing]) -> list[str]:
+        """Send the messages as middleware has changed them."""
+        ids = [one.id or "" for one in outgoing]
+        given = [(one.topic, one.id) for one in outgoing]
+        if given != [(one.message.topic, one.message.id) for one in self._members]:
+            raise InvalidInput(
+                "middleware changed which messages the flow has: it may change their payloads, "
+                "headers and options, but not their topics, ids, order and number"
+            )
+        for member, one in zip(self._members, outgoing, strict=True):
+            member.message = one.message(self._store.limits.max_payload)
+        await self._send()
+        return ids
 
     async def _send(self) -> None:
         follow_ups = FollowUps(self._store, worker="")
@@ -126,9 +161,9 @@ class Flow:
         planned = await follow_ups.plan(member.message for member in members)
         for member, plan in zip(members, planned, strict=True):
             member.part, member.message = plan.part, plan.message
-        for place, member in enumerate(members):
+        for member in members:
             for earlier in member.after:
-                await self._link(place, member, earlier)
+                await self._link(member, earlier)
         linked = {member.part for member in members if member.tell or member.sources}
         awaited = {source.part for member in members for source in member.sources if source.part}
         for part in linked | awaited:
@@ -173,7 +208,7 @@ class Flow:
         await self._store.reschedule_message(part, message=released, seen=seen, at=due)
 
     async def _refuse_copies(self, part: str) -> None:
-        """Refuse links to and from messages that are copied: each copy is a message by itself."""
+        """Refuse links to and from messages that are copied: each copy is a separate message."""
         with suppress(ScriptFailed):  # a producer without the right to look
             topic = topic_of(part)
             if subscription_of(topic) or await self._store.subscriptions(part):
@@ -182,25 +217,21 @@ class Flow:
                     "several times: in a flow they cannot wait for others, or others for them"
                 )
 
-    async def _link(self, place: int, member: _Member, earlier: Earlier) -> None:
+    async def _link(self, member: _Member, earlier: Earlier) -> None:
         """Let a message wait for another one, of this flow or not."""
         topic, id = earlier if isinstance(earlier, tuple) else (None, earlier)
-        own = [
-            (number, one)
-            for number, one in enumerate(self._members)
-            if one.message.id == id and topic in (None, one.message.topic)
-        ]
-        if len(own) > 1:
+        inside = [one for one in self._by_id.get(id, ()) if topic in (None, one.message.topic)]
+        if len(inside) > 1:
             raise InvalidInput(f"after={id!r}: two messages have this id; pass (topic, id)")
-        if own:
-            number, source = own[0]
-            if number >= place:
+        if inside:
+            (source,) = inside
+            if source.place >= member.place:
                 raise InvalidInput(
                     f"after={id!r}: produce this message before {member.message.id!r}, "
                     "which waits for it"
                 )
             # A custom id may belong to an older message, which does not know of this flow.
-            member.sources.append(Prerequisite(source.part, id, told=not source.own_id))
+            member.sources.append(Prerequisite(source.part, id, told=not source.custom_id))
             source.tell.append(Target(member.part, member.message.id, member.on_dead))
             return
         if topic is None:
@@ -217,6 +248,8 @@ def _listed(after: Iterable[Earlier]) -> list[Earlier]:
     """Check what a message waits for."""
     if isinstance(after, str):
         raise InvalidInput(f"after={after!r:.80} is not a list: pass [id]")
+    if not isinstance(after, Iterable):
+        raise InvalidInput(f"after={shown(after)} is not a list of ids")
     listed = list(after)
     if len(listed) > MAX_AFTER:
         raise InvalidInput(f"after has {len(listed):,} messages; the limit is {MAX_AFTER:,}")
@@ -227,7 +260,7 @@ def _listed(after: Iterable[Earlier]) -> list[Earlier]:
         elif isinstance(one, str):
             check_id(one)
         else:
-            raise InvalidInput(f"after contains {shown(one)}, which is no id and no (topic, id)")
+            raise InvalidInput(f"after has {shown(one)}, which is neither an id nor (topic, id)")
     if len(set(listed)) != len(listed):
         raise InvalidInput("after names a message twice")
     return listed
@@ -241,7 +274,7 @@ def _head(members: list[_Member]) -> _Member:
 
     def rank(member: _Member) -> tuple[int, int, bool]:
         message = member.message
-        return message.due or 0, message.delay, not member.own_id
+        return message.due or 0, message.delay, not member.custom_id
 
     return min(members, key=rank)
 

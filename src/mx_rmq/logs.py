@@ -16,8 +16,7 @@ from mx_rmq.core.middleware import Middleware
 from mx_rmq.core.outcome import Retry
 from mx_rmq.core.text import storable
 from mx_rmq.runtime import current
-from mx_rmq.runtime.batches import HeldBatch
-from mx_rmq.runtime.slots import Stopped
+from mx_rmq.runtime.held import HeldBatch, Stopped
 from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:

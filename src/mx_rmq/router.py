@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 from mx_rmq.core.cron import Cron
 from mx_rmq.core.errors import InvalidInput, NotOpen
 from mx_rmq.core.handler import CronOptions, Handler, HandlerOptions
-from mx_rmq.core.names import check_options, check_topic
+from mx_rmq.core.names import ONE_OR_MANY, check_options, check_topic
 from mx_rmq.core.partition import base_topic
 from mx_rmq.core.text import shown
 from mx_rmq.topic import Topic
@@ -133,15 +133,15 @@ class Router:
         if known is None:
             self._refuse_mixed(handler)
             return
+        what = "topic" if handler.subscription is None else "subscription"
         if known.function is handler.function:
             why = "it was declared or included twice"
         else:
-            why = f"{handler.place} needs a different topic"
-        what = "topic" if handler.subscription is None else "subscription"
+            why = f"{handler.place} needs a different {what}"
         raise InvalidInput(f"{what} {handler.topic!r} already has the handler {known.place}; {why}")
 
     def _refuse_mixed(self, handler: Handler) -> None:
-        """Refuse a plain handler of a topic with subscriptions, and the other way round."""
+        """Refuse a handler without a subscription beside one that has one."""
         topic = base_topic(handler.topic)
         if handler.subscription is not None:
             other = self.handlers.get(topic)
@@ -151,5 +151,5 @@ class Router:
         if other is not None:
             raise InvalidInput(
                 f"{handler.place} cannot handle {handler.topic!r}, because {other.place} handles "
-                f"{other.topic!r}: a topic has one plain handler or any number of subscriptions"
+                f"{other.topic!r}: {ONE_OR_MANY}"
             )

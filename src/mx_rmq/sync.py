@@ -11,6 +11,7 @@ import atexit
 import os
 import threading
 from concurrent.futures import CancelledError
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
 from mx_rmq.core.errors import NotOpen
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from mx_rmq.core.outgoing import ProduceOptions
     from mx_rmq.core.schedule import ScheduleOptions
     from mx_rmq.core.status import Status
+    from mx_rmq.flow import Flow
     from mx_rmq.queue import MessageQueue
 
 T = TypeVar("T")
@@ -93,6 +95,18 @@ class SyncQueue:
         """Stop a message for good; return whether it had not ended. Same as `mq.admin.abort`."""
         return self.call(lambda mq: mq.admin.abort(topic, id, reason))
 
+    @contextmanager
+    def flow(self) -> Iterator[Flow]:
+        """Send messages together; some may wait for others. Same as `mq.flow`."""
+        flow = self.call(lambda mq: mq.flow().__aenter__())
+        try:
+            yield flow
+        except BaseException as error:
+            kind = type(error)
+            self.call(lambda _: flow.__aexit__(kind))
+            raise
+        self.call(lambda _: flow.__aexit__(None))
+
     def signal(self, topic: str, id: str, name: str, value: Any = None) -> bool:
         """Send a signal to a message; False: there is no such message. Same as `mq.signal`."""
         return self.call(lambda mq: mq.signal(topic, id, name, value))
@@ -122,6 +136,10 @@ class SyncQueue:
     def schedules(self) -> list[ScheduleView]:
         """Return every schedule, by name. Same as `mq.admin.schedules`."""
         return self.call(lambda mq: mq.admin.schedules())
+
+    def get_schedule(self, name: str) -> ScheduleView:
+        """Return one schedule. Same as `mq.admin.get_schedule`."""
+        return self.call(lambda mq: mq.admin.get_schedule(name))
 
     def pause_schedule(self, name: str, reason: str = "") -> bool:
         """Stop a schedule from firing. Same as `mq.admin.pause_schedule`."""

@@ -56,6 +56,9 @@ class Topic(Generic[P, R]):
         self._decode = decoder(payload_type, f"topic {name!r}")
         decoder(result_type, f"the result of topic {name!r}")  # raises if it cannot be decoded
 
+    def __repr__(self) -> str:
+        return f"<Topic {self.name}>"
+
     @overload
     def handler(
         self, function: None = None, /, **options: Unpack[MessageOptions]

@@ -20,7 +20,7 @@ from mx_rmq.core.outcome import HandlerTimeout, Retry, Snooze, suspension
 from mx_rmq.core.payload import type_name
 from mx_rmq.core.text import how_to_install, storable
 from mx_rmq.runtime import current
-from mx_rmq.runtime.slots import Stopped
+from mx_rmq.runtime.held import Stopped
 
 try:
     from opentelemetry import propagate, trace
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 MAX_NAME: Final = 200  # maximum characters of a topic or an id that is not validated yet
 MAX_LINKS: Final = 128  # of one span, which is also the SDK's default
-MAX_FAILED: Final = 32  # events of one span for messages that failed apart
+MAX_FAILED: Final = 32  # events of one span for messages that the handler failed itself
 
 
 class Traces(Middleware):
@@ -125,7 +125,7 @@ class Traces(Middleware):
             span.end()
 
     def _note_failed(self, span: Span, batch: Batch) -> None:
-        """Record the messages that a batch handler failed apart."""
+        """Record the messages that a batch handler failed itself."""
         if not batch.failed:
             return
         span.set_attribute("messaging.mx_rmq.failed_count", len(batch.failed))

@@ -64,7 +64,7 @@ def test_each_of_a_few_has_a_line(stage: Stage, caplog: pytest.LogCaptureFixture
     stage.bus.emit(Snoozed("t", "b", 1, 30.0))
     stage.bus.emit(Snoozed("t", "c", 1, 1.5, "429"))
     stage.bus.emit(Parked("t", "d", None, "for signal approval"))
-    stage.bus.emit(Parked("t", "e", 2.5, "for signal approval"))
+    stage.bus.emit(Parked("t", "e", 7 * 86_400, "for signal approval"))
     assert caplog.messages == [
         "t 0: completed in 3 ms",
         "t 0: completed in 1.2 s (attempt 2)",
@@ -72,7 +72,7 @@ def test_each_of_a_few_has_a_line(stage: Stage, caplog: pytest.LogCaptureFixture
         "t b: snoozed for 30 s",
         "t c: snoozed for 1.5 s: 429",
         "t d: waits for signal approval",
-        "t e: waits for signal approval, at most 2.5 s",
+        "t e: waits for signal approval, at most 7 d 0 h",
     ]
 
 

@@ -72,7 +72,7 @@ async def test_a_schedule_from_its_beginning_to_its_end(mq: MessageQueue, server
         (["s", "t", "* * * * *", "--tz", "Nowhere"], "tz='Nowhere' is not a time zone"),
         (["s", "t", "* * * * *", "--payload", "text"], "is not JSON"),
         (["a b", "t", "* * * * *"], "schedule 'a b' must consist of"),
-        (["s", "t", "* * * * *", "--header", "x"], "is not NAME=VALUE"),
+        (["s", "t", "* * * * *", "--header", "x"], "must have the form NAME=VALUE"),
     ],
 )
 async def test_what_is_wrong_is_said_and_nothing_is_stored(

@@ -184,6 +184,7 @@ def test_an_expression_that_is_none_is_refused_by_name(expression: Any) -> None:
     with pytest.raises(InvalidInput) as caught:
         Cron.of("t", expression)
     assert repr(expression) in str(caught.value)
+    assert "attribute" not in str(caught.value)
     assert "it has five fields, minute (0-59) hour (0-23) day " in str(caught.value)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mx_rmq import MessageQueue
-from mx_rmq.dashboard import Dashboard, actions, queries, sampler
+from mx_rmq.dashboard import Dashboard, bulk_actions, queries, sampler
 from tests.dashboard.visitor import Visitor
 from tests.lab.servers import Kind
 
@@ -30,7 +30,7 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 def _patient() -> Iterator[None]:
     """Let messages be counted to the end, and the server answer, however busy the machine is."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(actions, "COUNT_WITHIN", 30)
+        patch.setattr(bulk_actions, "COUNT_WITHIN", 30)
         patch.setattr(queries, "ANSWERS_WITHIN", 30)
         yield
 

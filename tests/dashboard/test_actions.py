@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mx_rmq.core.message import State
-from mx_rmq.dashboard import Dashboard, actions
+from mx_rmq.dashboard import Dashboard, bulk_actions
 from tests.dashboard.visitor import Visitor
 from tests.lab.archives import ARCHIVES, archived
 from tests.lab.messages import TOPIC, leased
@@ -362,7 +362,7 @@ async def test_who_is_asked_learns_how_many_were_looked_at_if_time_ran_out(
     mq: MessageQueue, visitor: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await archived(mq.store, State.DEAD, 3)
-    monkeypatch.setattr(actions, "COUNT_WITHIN", 0)
+    monkeypatch.setattr(bulk_actions, "COUNT_WITHIN", 0)
     page = await visitor.page(f"/topics/{TOPIC}/bulk?act=discard&state=dead&text=nowhere")
     assert "at least 0 dead messages" in page
     assert "Only 0 of them were checked." in page

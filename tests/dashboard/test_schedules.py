@@ -44,9 +44,9 @@ async def test_what_an_operator_does_is_done_and_noted(
     assert (await mq.admin.get_schedule("s")).pause_reason == "why"
     assert "Resumed." in (await visitor.submit("/schedules/s", "Resume")).text
     asked = await visitor.page("/schedules/s/unschedule")
-    assert "Delete this schedule?" in asked
+    assert "Remove this schedule?" in asked
     assert await mq.admin.schedules() == [await mq.admin.get_schedule("s")]
-    assert "Removed." in (await visitor.submit("/schedules/s/unschedule", "Delete")).text
+    assert "Removed." in (await visitor.submit("/schedules/s/unschedule", "Remove")).text
     assert await mq.admin.schedules() == []
     noted = [(one.did, one.outcome) for one in reversed(board.parts.audit_log.latest())]
     assert [did for did, _ in noted] == [
@@ -89,5 +89,5 @@ async def test_a_cron_in_code_cannot_be_deleted(mq: MessageQueue, visitor: Visit
     await mq.store.declare_crons({"report": cron}, forget=0)
     page = await visitor.page("/schedules/report")
     assert "in code" in page
-    assert "Delete" not in page
+    assert "Remove" not in page
     assert "declared in code" in await visitor.page("/schedules/report/unschedule", 409)

@@ -60,7 +60,9 @@ def test_the_commands_of_its_readme_run(mx_rmq_url: str, short_path: Path) -> No
             command = stack.enter_context(running(short_path, *shlex.split(line)[1:], **env))
             command.until_told("started")
         said = []
-        for line in commands.splitlines():
+        export, *lines = commands.splitlines()
+        assert export == "export MX_RMQ_URL=embedded://./mx-rmq-data"
+        for line in lines:
             name, *words = shlex.split(line)
             assert name == "mx-rmq"
             done = subprocess.run(

@@ -891,7 +891,8 @@ class Model:
         strict = [id for id, *_ in mine if self.lines.keeps_its_line(id)]
         now = call.named["now_ms"]
         for id, _, record, priority, delay, expires, _, hold, awaits in mine:
-            self._unlease(id, stays=id in strict)
+            waits_for_others = awaits.startswith("\x01")
+            self._unlease(id, stays=id in strict and not waits_for_others)
             if hold:
                 self.lines.hold(id, at + int(hold))
             self.records[id] = _bytes(record)
@@ -909,6 +910,9 @@ class Model:
         answer, wakes = "", []
         for id, name, value, wake in call.items:
             held = self.waits.signals_of(id)
+            if self.names:
+                answer += "c"
+                continue
             if not any(id in one for one in (self.records, self.dead, self.quarantine)):
                 answer += "0"
                 continue

@@ -1064,8 +1064,14 @@ MUTANTS = [
     Mutant(
         "a failed message loses its place",
         "retry_message",
-        "if not strict then out[#out + 1] = member end",
+        "if not strict or not_begun[with_key[n]] then out[#out + 1] = member end",
         "out[#out + 1] = member",
+    ),
+    Mutant(
+        "a message that waits for others holds up its line",
+        "retry_message",
+        " or not_begun[with_key[n]]",
+        "",
     ),
     Mutant("no message may overtake", "retry_message", "overtake ~= '1' and ", ""),
     Mutant(
@@ -1309,8 +1315,14 @@ MUTANTS = [
     Mutant(
         "a message is not woken by a signal that it has",
         "signal_message",
-        "if code ~= '0' and ARGV[i + 3] == '1'",
+        "if code ~= '0' and code ~= 'c' and ARGV[i + 3] == '1'",
         "if code == '1' and ARGV[i + 3] == '1'",
+    ),
+    Mutant(
+        "a signal is kept that fan_out will drop",
+        "signal_message",
+        "  if is_copied then\n",
+        "  if false then\n",
     ),
     Mutant(
         "a signal that arrived is still awaited",

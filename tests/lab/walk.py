@@ -98,7 +98,7 @@ counts = st.integers(1, 4)
 CUSTOM = ["a", "b"]
 own_ids = st.sampled_from(CUSTOM)
 ttls = st.sampled_from([None, 1, 400, 31_000])
-names = st.sampled_from(["x", "y", "z"])
+names = st.sampled_from(["x", "y", "z", "\x01child"])
 recent = st.integers(0, 5)
 """Which one, counted from the latest: the recent ones are the interesting ones."""
 

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
     from mx_rmq.runtime.event_bus import Events
-    from mx_rmq.runtime.slots import HeldMessage, TopicSlots
+    from mx_rmq.runtime.held import HeldMessage
+    from mx_rmq.runtime.slots import TopicSlots
     from mx_rmq.store import Store
     from mx_rmq.worker import Worker
 

@@ -14,7 +14,8 @@ from tests.runtime.stage import handler, slots_for, some
 from tests.runtime.test_slots import Time
 
 if TYPE_CHECKING:
-    from mx_rmq.runtime.slots import HeldMessage, Slots, TopicSlots
+    from mx_rmq.runtime.held import HeldMessage
+    from mx_rmq.runtime.slots import Slots, TopicSlots
 
 
 @pytest.fixture

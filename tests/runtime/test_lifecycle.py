@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
     from mx_rmq.core.outcome import Outcome
-    from mx_rmq.runtime.slots import HeldMessage, TopicSlots
+    from mx_rmq.runtime.held import HeldMessage
+    from mx_rmq.runtime.slots import TopicSlots
     from tests.lab.clock import Clock
     from tests.lab.servers import Server
 

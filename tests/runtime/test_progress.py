@@ -18,7 +18,7 @@ from mx_rmq.runtime.progress import ProgressSender
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from mx_rmq.runtime.slots import HeldMessage
+    from mx_rmq.runtime.held import HeldMessage
     from mx_rmq.store import Store
 
 

@@ -11,11 +11,13 @@ import pytest
 from mx_rmq.core.limits import Limit
 from mx_rmq.net.server_clock import ServerClock
 from mx_rmq.runtime import slots as slots_module
-from mx_rmq.runtime.slots import Slots, Stopped
+from mx_rmq.runtime.held import Stopped
+from mx_rmq.runtime.slots import Slots
 from tests.runtime.stage import handler, slots_for, some, take_in
 
 if TYPE_CHECKING:
-    from mx_rmq.runtime.slots import HeldMessage, TopicSlots
+    from mx_rmq.runtime.held import HeldMessage
+    from mx_rmq.runtime.slots import TopicSlots
 
 
 class Time:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mx_rmq.runtime.slots import Stopped
+from mx_rmq.runtime.held import Stopped
 from mx_rmq.runtime.timeouts import Timeouts
 from tests.runtime.stage import handler, slots_for, take_in, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from mx_rmq.runtime.slots import HeldMessage
+    from mx_rmq.runtime.held import HeldMessage
 
 
 @pytest.fixture

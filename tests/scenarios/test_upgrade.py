@@ -35,7 +35,7 @@ pytestmark = pytest.mark.parametrize("kind", chosen(Kind.VALKEY_9_1))
 UNKNOWN_TO_THE_LAST = (
     "an expiry time, but it is not waiting",
     "waits for signals, but is not delayed",
-    "misses signals, but does not wait for them",
+    "awaits signals, but is not waiting",
     "has signals, but is gone",
 )
 """Words of audit findings about keys that the last release does not know, so its workers cannot

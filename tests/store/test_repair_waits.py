@@ -42,31 +42,31 @@ FAULTS = {
     "it waits for nothing": Fault(
         (("ZREM", "awaited", "w\tx", "w\ty"),),
         "w",
-        ("waits, but misses no signal",),
+        ("is waiting, but awaits no signal",),
         State.DELAYED,
     ),
     "it is not listed": Fault(
         (("ZREM", "waiting", "w"),),
         "w",
-        ("misses signals, but does not wait for them",),
+        ("awaits signals, but is not waiting",),
         State.WAITING,
     ),
     "one that came is missed": Fault(
         (("ZADD", "signals", "0", "w\tx\t1"),),
         "w",
-        ("misses signals that have come",),
+        ("awaits signals that have come",),
         State.WAITING,
     ),
     "all that came are missed": Fault(
         (("ZADD", "signals", "0", "w\tx\t1", "0", "w\ty\t1"),),
         "w",
-        ("misses signals that have come", "waits, but misses no signal"),
+        ("awaits signals that have come", "is waiting, but awaits no signal"),
         State.DELAYED,
     ),
-    "a pending message misses signals": Fault(
+    "a pending message awaits signals": Fault(
         (("ZADD", "awaited", "0", "pending\tx"),),
         "pending",
-        ("misses signals, but does not wait for them",),
+        ("awaits signals, but is not waiting",),
         State.PENDING,
     ),
     "a message in processing waits": Fault(

@@ -21,9 +21,11 @@ from tests.lab.messages import (
     delayed,
     draft,
     leased,
+    leased_in_turn,
     message,
     renamed,
     take,
+    take_in_turn,
 )
 from tests.lab.snapshot import snapshot
 from tests.lab.waits import NEVER
@@ -208,6 +210,16 @@ async def test_a_parked_message_waits_for_its_signals(
         deadlines={},
         rung_delay=True,
     )
+
+
+async def test_a_message_that_waits_for_others_keeps_no_place_in_its_line(
+    store: Store, clock: Clock
+) -> None:
+    """They may be behind it; one whose handler waits for a signal has begun, and keeps it."""
+    strict = "- - - 1 - - 0"
+    one, other = await leased_in_turn(store, "ab", limits=strict, waiting="ab")
+    await store.park_message(TOPIC, "w1", [parked(one, "\x01t child"), parked(other, "x")])
+    assert [codec.decode(next.record).key for next in await take_in_turn(store, 9, strict)] == ["a"]
 
 
 async def test_only_what_has_not_come_is_awaited(store: Store, raw: Redis) -> None:

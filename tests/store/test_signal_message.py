@@ -404,3 +404,11 @@ async def test_a_message_that_has_ended_leaves_an_empty_topic(store: Store, raw:
     await settle(store, one, None)
     found = await snapshot(raw, TOPIC)
     assert found == Snapshot(meta=found.meta, rung=True, rung_delay=True)
+
+
+async def test_a_topic_with_subscriptions_keeps_no_signals(store: Store, raw: Redis) -> None:
+    (id,) = await pending(store)
+    await store.declare_subscription(TOPIC, "billing")
+    before = await snapshot(raw, TOPIC)
+    assert await signal(store, id, "a", wake=True) == [Signalled.COPIED]
+    assert (await snapshot(raw, TOPIC)) == before

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from mx_rmq.admin.actions import Actions, readable
-from mx_rmq.admin.arguments import check_text, state_among, state_named
+from mx_rmq.admin.arguments import check_text, state_among, state_named, unknown
 from mx_rmq.admin.bulk import Bulk
 from mx_rmq.admin.fanout import ask_all, ask_for
 from mx_rmq.admin.filter import Filter, times
@@ -89,7 +89,6 @@ if TYPE_CHECKING:
     from mx_rmq.store.reads import ServerView
 
 LONGEST_RATES: Final = 60.0  # maximum seconds for measuring rates
-KNOWN: Final = 10  # topics named in the error about an unknown one
 
 
 class Admin:
@@ -113,7 +112,7 @@ class Admin:
     # topics and servers
 
     async def topics(self) -> builtins.list[str]:
-        """Return every topic that was ever produced to, and its subscriptions, sorted."""
+        """Return every topic that was ever produced to, and every subscription, sorted."""
         return [name for name in await self._store.views.topics() if LISTED.fullmatch(name)]
 
     async def check_topic(self, topic: str) -> None:
@@ -124,12 +123,7 @@ class Admin:
         """Return the current partitions of a topic; refuse an unknown topic."""
         if count := await self._store.views.partitions(check_listed(topic)):
             return partitions(topic, count)
-        known = await self.topics()
-        more = ", …" if len(known) > KNOWN else ""
-        raise InvalidInput(
-            f"no topic {topic!r} under the prefix {self._store.keys.prefix!r}; "
-            f"known topics ({len(known)}): {', '.join(known[:KNOWN])}{more}"
-        )
+        raise unknown("topic", topic, await self.topics(), self._store.keys.prefix)
 
     async def stats(self, topic: str) -> Stats:
         """Return how many messages of a topic are in each state, and how long they have waited."""
@@ -276,9 +270,9 @@ class Admin:
     ) -> int:
         """End a subscription: it gets no more copies. Return how many messages waited in it.
 
-        They become dead letters with the reason `unsubscribed`, or are dropped. What runs may
-        finish. If it is interrupted, call it again. A worker that has the subscription declares it
-        again when it starts, so stop these first.
+        They become dead letters with the reason `unsubscribed`, or are dropped. Running messages
+        may finish. If the call is interrupted, repeat it. First stop the workers that have the
+        subscription: one that starts later declares it again.
         """
         if waiting not in ("dead", "drop"):
             raise InvalidInput(f'waiting={waiting!r:.80} is neither "dead" nor "drop"')
@@ -304,8 +298,8 @@ class Admin:
     async def audit(self, topic: str) -> builtins.list[Violation]:
         """Return every message that is not in exactly one state; an empty list: all is well.
 
-        A message that waits for one that is gone is reported, too. It reads one partition after the
-        other, because it keeps what it reads in memory.
+        A message that waits for one that is gone is reported, too. One partition is read at a time,
+        because what was read is kept in memory.
         """
         found: builtins.list[Violation] = []
         for part in await self._parts(topic):
@@ -323,9 +317,10 @@ class Admin:
             return []
 
     async def stuck_waits(self, topic: str, *, most: int | None = 1000) -> builtins.list[StuckWait]:
-        """Return messages that wait for messages that are gone or dead, and do not go on without
-        an operator; `most`: of those that wait longest in each partition. They have waited for at
-        least a minute.
+        """Return messages that wait for gone or dead ones, and need an operator to go on.
+
+        Only messages that have waited for at least a minute are checked; in each partition, at most
+        the `most` that have waited longest.
         """
         found = await ask_all(
             await self._parts(topic), lambda part: find_stuck_waits(self._store, part, most)
@@ -380,9 +375,10 @@ class Admin:
         return await self._schedules.unschedule(name)
 
     async def schedules(self) -> builtins.list[ScheduleView]:
-        """Return every schedule, by name; a cron that is declared in code is there by its topic.
+        """Return every schedule, sorted by name.
 
-        A cron is listed for a day after a worker last declared it.
+        A cron that is declared in code has the name of its topic. It is listed for a day after a
+        worker last declared it.
         """
         return await self._schedules.all()
 
@@ -402,7 +398,7 @@ class Admin:
     async def run_schedule(self, name: str) -> str:
         """Produce the message of a schedule now, and return its id. The next tick stays as it is.
 
-        Also while it is paused. The header `cron-tick` says when this was.
+        This also works while it is paused. The header `cron-tick` has the time of this call.
         """
         return await self._schedules.run(name)
 
@@ -600,10 +596,15 @@ class Admin:
         _, answer = await ask_for(id, await self._parts(topic), send) or ("", Signalled.UNKNOWN)
         if answer is Signalled.FULL:
             raise InvalidInput(f"message {id!r:.80} has {MAX_SIGNALS:,} signals; it gets no more")
+        if answer is Signalled.COPIED:
+            raise InvalidInput(
+                f"topic {topic!r} has subscriptions, which get copies of its messages: pass "
+                f"{topic + '@NAME'!r} to signal one of these"
+            )
         return bool(answer)
 
     async def partition_of(self, topic: str, id: str) -> str:
-        """Return the partition that has a message in any state; the likeliest if none has."""
+        """Return the partition that has a message in any state, or else the likeliest one."""
         parts = await self._parts(topic)
         found = await ask_for(id, parts, lambda part: self._pages.find(part, id))
         return parts[0] if found is None else found[0]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import FAILED, LIVE, UNSTARTED, State
+
+KNOWN: Final = 10  # names in the error about an unknown one
 
 
 def state_named(state: State | str) -> State:
@@ -22,6 +26,15 @@ def state_among(states: tuple[State, ...], state: State | str) -> State:
         which = f"{', '.join(states[:-1])} or {states[-1]}"
         raise InvalidInput(f"state={chosen!s}: you can only {act} {which} messages")
     return chosen
+
+
+def unknown(what: str, name: str, known: list[str], prefix: str) -> InvalidInput:
+    """Return the error about a topic or schedule that does not exist."""
+    more = ", …" if len(known) > KNOWN else ""
+    return InvalidInput(
+        f"no {what} {name!r} under the prefix {prefix!r}; "
+        f"known {what}s ({len(known)}): {', '.join(known[:KNOWN])}{more}"
+    )
 
 
 def check_text(name: str, value: str) -> str:

@@ -11,6 +11,7 @@ from mx_rmq.admin.fanout import ask_all
 from mx_rmq.admin.models import is_number
 from mx_rmq.core.partition import topic_of
 from mx_rmq.core.steps import is_child, source_of
+from mx_rmq.core.text import duration
 from mx_rmq.store.history import BEGINNING
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class What(StrEnum):
     PAUSED = "paused"
     RESUMED = "resumed"
     LIMITED = "limited"  # an operator set limits, or paused a key
-    SCHEDULED = "scheduled"  # a schedule was stored, which `about` names, as in the next ones
+    SCHEDULED = "scheduled"  # a schedule was stored; `about` names it, here and in the next ones
     UNSCHEDULED = "unscheduled"
     SCHEDULE_PAUSED = "schedule_paused"
     SCHEDULE_RESUMED = "schedule_resumed"
@@ -81,7 +82,7 @@ def happening(part: str, entry: HistoryEntry) -> Happening | None:
     what, about = What(entry.what), entry.about
     if what is What.PARKED:
         delay, _, about = about.partition(" ")
-        about += f", at most {int(delay) / 1000:g} s" if is_number(delay) else ""
+        about += f", at most {duration(int(delay) / 1000)}" if is_number(delay) else ""
     if what is What.SIGNALLED:
         about = _signal(about)
     if what in (What.RETRIED, What.SNOOZED, What.POSTPONED):

@@ -45,7 +45,7 @@ class KeyView:
     unattended: float | None = None
     """For how many seconds it could have started without any worker checking it; None: it has a
     turn, or waits for its limit. Workers without room check nothing."""
-    turnless: bool = False  # it waits without a turn or a limit to wait for: this is a fault
+    turnless: bool = False  # it has neither a turn nor a limit to wait for: this is a fault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

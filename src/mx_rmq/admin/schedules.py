@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from mx_rmq.admin.arguments import check_text
+from mx_rmq.admin.arguments import check_text, unknown
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.names import SCHEDULE, TOPIC, check_schedule
 from mx_rmq.core.schedule import Schedule
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from mx_rmq.store import Store
     from mx_rmq.store.schedule_calls import DeclaredCron, ScheduleList, StoredSchedule
 
-KNOWN: Final = 10  # schedules named in the error about an unknown one
 SET_BACK: Final = 60_000  # ms; a last tick further ahead counts for nothing
 MAX_RUNS: Final = 1000  # next runs that one call returns
 
@@ -30,7 +29,7 @@ MAX_RUNS: Final = 1000  # next runs that one call returns
 class ScheduleView:
     """A schedule. Times are seconds since 1970, by the server's clock."""
 
-    name: str  # that of a cron is its topic
+    name: str  # of a cron: its topic
     topic: str
     expression: str
     tz: str
@@ -40,7 +39,7 @@ class ScheduleView:
     paused: bool = False
     paused_at: float | None = None
     pause_reason: str = ""
-    next_run: float | None = None  # None: it is paused, or this machine lacks its time zone
+    next_run: float | None = None  # None: paused, or this machine lacks its time zone
     last_run: float | None = None  # the last tick that fired; None: none has
     waits_since: float | None = None
     """Ticks later than this one have not fired yet. None: no worker has looked at it."""
@@ -139,11 +138,12 @@ class ScheduleActions:
 
     async def run(self, name: str) -> str:
         """Produce the message of a schedule now; return its id."""
-        schedule, topic = (found := await self._find(name)).schedule, found.topic
+        found = await self._find(name)
+        topic = found.topic
         now = await self._store.views.now(topic)
         if topic not in self._store.partitions:
             await self._store.register(topic)
-        message = schedule.message(now, ttl=self._store.ttls.get(topic))
+        message = found.schedule.message(now, ttl=self._store.ttls.get(topic))
         (produced,) = await self._store.produce_normal_message(topic, [message])
         return produced.id
 
@@ -169,11 +169,7 @@ class ScheduleActions:
     async def _unknown(self, name: str) -> InvalidInput:
         found = await self._store.read_schedules()
         known = sorted({*found.schedules, *found.crons})
-        more = ", …" if len(known) > KNOWN else ""
-        return InvalidInput(
-            f"no schedule {name!r} under the prefix {self._store.keys.prefix!r}; "
-            f"known schedules ({len(known)}): {', '.join(known[:KNOWN])}{more}"
-        )
+        return unknown("schedule", name, known, self._store.keys.prefix)
 
     async def _views(self, found: ScheduleList) -> list[ScheduleView]:
         if not (found.schedules or found.crons):

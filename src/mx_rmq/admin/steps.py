@@ -37,7 +37,7 @@ class StepView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelatedMessage:
-    """Another message that a message has to do with."""
+    """A message that another one waits for, follows or tells."""
 
     topic: str  # empty: no topic has it
     id: str
@@ -46,7 +46,7 @@ class RelatedMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepsView:
-    """How far a message is whose work has more than one step."""
+    """The progress of a message whose work has more than one step."""
 
     done: tuple[StepView, ...] = ()
     ends: Mapping[str, float | None] = field(default_factory=dict)

@@ -1,7 +1,7 @@
-"""Finds messages that wait for messages that cannot complete, or not without an operator.
+"""Finds messages that wait for messages that never complete, or only if an operator acts.
 
-A message tells those who wait for it before it completes. So one that is gone and has not told them
-was cancelled, discarded or trimmed, and never will. One that is dead may still be requeued.
+A message tells those that wait for it before it completes. So one that is gone and has not told
+them was cancelled, discarded or trimmed: it never will. A dead one may still be requeued.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ SETTLED: Final = 60_000  # milliseconds that a message must have waited
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StuckWait:
-    """A message that waits for another one that does not come by itself."""
+    """A message that waits for one that will not complete by itself."""
 
     topic: str
     id: str
     since: float | None
-    source: RelatedMessage  # the first one that can never come; its state None: it is gone
+    source: RelatedMessage  # the first such message; its state None: it is gone
     count: int  # how many such messages it waits for
 
     @property

@@ -21,12 +21,12 @@ class SubscriptionView:
 
     name: str
     topic: str
-    """Where its copies are, as in `order.created@billing`: every call that takes a topic takes it,
-    too."""
+    """The topic of its copies, such as `order.created@billing`. Every call that takes a topic takes
+    it, too."""
     since: float  # when it was declared
     lag: int
-    """Messages that it has not started: waiting in the subscription, for their next attempt, too,
-    and waiting in the topic to be copied."""
+    """Messages that it has not started: pending or delayed in the subscription, or pending in the
+    topic and not copied yet."""
     oldest: float | None  # seconds that its next message has waited; None: none is pending
     processing: int
     dead: int
@@ -58,7 +58,7 @@ async def read_subscriptions(
 
 
 async def remove_subscription(store: Store, topic: str, name: str, *, by: str) -> None:
-    """Give a subscription no more copies; in partitions that are added meanwhile, either."""
+    """Stop copying messages to a subscription, also in partitions that are added meanwhile."""
     done = 0
     while new := partitions(topic, await store.views.partitions(topic))[done:]:
         for part in new:

@@ -37,7 +37,7 @@ COMMANDS: Final = {
     "resume-schedule": ("resume_schedule", "Let a paused schedule fire again."),
     "run-schedule": ("run_schedule", "Produce the message of a schedule now."),
     "schedule": ("schedule", "Produce a payload at every tick of a cron expression."),
-    "schedules": ("schedules", "List the schedules, and when they run next."),
+    "schedules": ("schedules", "List the schedules and when they run next."),
     "server": ("server", "Run the embedded server in the foreground."),
     "show": ("show", "Show everything about one message."),
     "signal": ("signal", "Send a signal to a message that waits for it."),

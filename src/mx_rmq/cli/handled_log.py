@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, get_args
 
 from mx_rmq.core import events
 from mx_rmq.core.events import OUTCOMES
-from mx_rmq.core.text import count, took
+from mx_rmq.core.text import count, duration, took
 from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def _log_line(event: _Line) -> None:
         log.info("%s %s: snoozed for %g s%s", event.topic, event.id, event.delay, why)
         return
     if isinstance(event, events.Parked):
-        most = "" if event.timeout is None else f", at most {event.timeout:g} s"
+        most = "" if event.timeout is None else f", at most {duration(event.timeout)}"
         log = logger.about({"mx_rmq": about})
         log.info("%s %s: waits %s%s", event.topic, event.id, event.reason, most)
         return

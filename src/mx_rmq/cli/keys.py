@@ -19,7 +19,7 @@ NO_KEY = "(no key)"  # a key of this name is not a problem: the table is for peo
 
 @click.command
 @with_topic
-@click.option("--key", help="Only this key, even if no message of it waits.")
+@click.option("--key", help="Only this key, even if none of its messages wait.")
 @click.option(
     "--limit", type=int, default=20, show_default=True, help="How many keys at most, up to 200."
 )

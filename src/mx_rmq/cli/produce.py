@@ -103,7 +103,7 @@ def produce(
     from mx_rmq.queue import MessageQueue
 
     try:
-        options |= {"at": parse_at(at), "headers": _headers(headers)}
+        options |= {"at": parse_at(at), "headers": parse_headers(headers)}
         mq = MessageQueue(url, prefix=prefix, patience=patience)
         # After the warnings about settings: `doctor` reports unsafe servers.
         logging.getLogger("mx_rmq").setLevel(logging.ERROR)
@@ -201,7 +201,7 @@ def parse_at(at: str | None) -> datetime | None:
         raise InvalidInput(f"--at {at!r} is not a time like 2030-01-31T12:00:00+01:00") from None
 
 
-def _headers(given: tuple[str, ...]) -> dict[str, str]:
+def parse_headers(given: tuple[str, ...]) -> dict[str, str]:
     headers: dict[str, str] = {}
     for one in given:
         name, equals, value = one.partition("=")

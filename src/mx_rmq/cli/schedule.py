@@ -8,18 +8,12 @@ import click
 
 from mx_rmq.cli.connection import complete_topic, on_admin
 from mx_rmq.cli.output import as_json, print_result, when
+from mx_rmq.cli.produce import HINT, parse_headers
 from mx_rmq.cli.schedules import schedule_document
 from mx_rmq.core.message import Priority
 
 if TYPE_CHECKING:
     from mx_rmq.admin import Admin
-
-
-def _headers(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
-    pairs = [text.partition("=") for text in given]
-    if wrong := [name for name, equals, _ in pairs if not (name and equals)]:
-        raise click.BadParameter(f"{wrong[0]!r} is not NAME=VALUE.")
-    return {name: value for name, _, value in pairs}
 
 
 @click.command
@@ -49,31 +43,35 @@ def _headers(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> d
     "headers",
     multiple=True,
     metavar="NAME=VALUE",
-    callback=_headers,
     help="A header of the messages. Can be repeated.",
 )
 @as_json
 @on_admin
 async def schedule(
-    admin: Admin, name: str, topic: str, expression: str, payload: str, as_json: bool, **given: Any
+    admin: Admin,
+    name: str,
+    topic: str,
+    expression: str,
+    payload: str,
+    headers: tuple[str, ...],
+    as_json: bool,
+    **options: Any,
 ) -> int:
     """Produce a payload to TOPIC at every tick of EXPRESSION, once across all workers.
 
     EXPRESSION has five fields: minute, hour, day, month, weekday; or six, with the second first.
+    Put it in quotes, as in "0 3 * * *".
     It replaces the schedule NAME, if there is one. A paused schedule stays paused.
     """
-    import json
-
     from mx_rmq.core import codec
     from mx_rmq.core.errors import InvalidInput
 
     try:
-        json.loads(payload)  # its errors name the line
         value = codec.verbatim(payload)
     except (ValueError, RecursionError) as error:
-        hint = """write a string as '"text"'"""
-        raise InvalidInput(f"--payload {payload!r:.80} is not JSON: {error}; {hint}") from error
-    view = await admin.schedule(name, topic, expression, value, **given)
+        raise InvalidInput(f"--payload {payload!r:.80} is not JSON: {error}; {HINT}") from error
+    options |= {"headers": parse_headers(headers)}
+    view = await admin.schedule(name, topic, expression, value, **options)
     said = "paused" if view.paused else f"next run {when(view.next_run)}"
     print_result(f"{name}: {said}", schedule_document(view), as_json=as_json)
     return 0

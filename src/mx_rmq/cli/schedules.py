@@ -23,7 +23,7 @@ RUNS: Final = 10  # next runs that are shown of one schedule
 @as_json
 @on_admin
 async def schedules(admin: Admin, name: str | None, as_json: bool) -> int:
-    """List the schedules, and when they run next; of NAME, show the next ten runs.
+    """List the schedules and when they run next. With NAME, show its next ten runs.
 
     A cron that is declared in code has the name of its topic. Times are UTC.
     """

@@ -147,7 +147,7 @@ def _attempts(message: MessageView) -> str | None:
     if message.priority is None:  # its record cannot be decoded
         return None
     allowed = "" if message.max_attempts is None else f" of {message.max_attempts}"
-    crashes = f", {message.crashes} of them crashes" if message.crashes else ""
+    crashes = f", {message.crashes} of them by crashes" if message.crashes else ""
     since = " since it was requeued" if message.earlier else ""
     return f"{message.attempts}{allowed} failed{since}{crashes}"
 

@@ -31,7 +31,17 @@ async def signal(
     for it; of two with the same name, the first counts. Exit code 1: there is no such message.
     """
     payload = None if value is None else parsed(value, "the value")
+    before = await admin.get(topic, id)
     sent = await admin.signal(topic, id, name, payload)
-    line = f"{id}: {f'signal {name} sent' if sent else await why_not(admin, topic, id)}"
-    print_result(line, {"topic": topic, "id": id, "signal": name, "sent": sent}, as_json=as_json)
+    is_first = sent and (before is None or name not in before.signals)
+    if not sent:
+        line = await why_not(admin, topic, id)
+    elif not is_first:
+        line = f"not changed, a signal {name} has come before"
+    else:
+        awaited = () if before is None or before.wait is None else before.wait.signals
+        other = f"; it waits for {', '.join(awaited)}" if awaited and name not in awaited else ""
+        line = f"signal {name} sent{other}"
+    document = {"topic": topic, "id": id, "signal": name, "sent": sent, "first": is_first}
+    print_result(f"{id}: {line}", document, as_json=as_json)
     return 0 if sent else 1

@@ -30,7 +30,7 @@ def print_steps(message: MessageView) -> None:
         value = cut(step.content.decode("utf-8", "replace"), VALUE)
         _fact("step done", f"{step.name}: {value}")
     for name, end in steps.ends.items():
-        _fact("wait", name if end is None else f"{name}, until {when(end)}")
+        _fact("sleep/wait", name if end is None else f"{name}, until {when(end)}")
     if steps.unsent:
         sends = f"{count(steps.unsent, 'more message')} of its flow"
         if message.state is State.DELAYED:
@@ -38,6 +38,11 @@ def print_steps(message: MessageView) -> None:
         _fact("carries", sends)
     if steps.after and message.wait is None:
         _print_messages("runs after", steps.after)
+    if message.wait is not None and steps.on_dead == "wait":
+        for one in message.wait.messages:
+            if one.state in (State.DEAD, State.QUARANTINED):
+                _fact("to go on", f"mx-rmq requeue {one.topic} {one.id}")
+                break
     if steps.after and steps.on_dead != "wait":
         does = {"run": "it runs without it", "die": "it dies, too"}[steps.on_dead]
         _fact("on dead", f"if a message that it waits for is dead, {does}")

@@ -7,33 +7,33 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mx_rmq.cli.connection import on_admin, with_topic
+from mx_rmq.cli.connection import complete_topic, on_admin
 from mx_rmq.cli.output import as_json, duration, print_json, say
 from mx_rmq.cli.terminal import Table, show_table
 
 if TYPE_CHECKING:
-    from mx_rmq.admin import Admin
+    from mx_rmq.admin import Admin, SubscriptionView
 
 
 @click.command
-@with_topic
+@click.argument("topic", required=False, shell_complete=complete_topic)
 @as_json
 @on_admin
-async def subscriptions(admin: Admin, topic: str, as_json: bool) -> int:
-    """List the subscriptions of TOPIC, and how far each is behind.
+async def subscriptions(admin: Admin, topic: str | None, as_json: bool) -> int:
+    """List the subscriptions of TOPIC, or of all topics, and how far each is behind.
 
     "lag" counts the messages that a subscription has not started: those that wait in it, also for
     their next attempt, and those that wait in TOPIC to be copied. "oldest" is how long its next
     message has waited. Every command that takes a topic takes a subscription, too: pass
     TOPIC@NAME.
     """
-    found = await admin.subscriptions(topic)
+    found = await (_of_all(admin) if topic is None else admin.subscriptions(topic))
     if as_json:
         print_json({"topic": topic, "subscriptions": [asdict(one) for one in found]})
     elif found:
         rows = [
             (
-                one.name,
+                one.topic if topic is None else one.name,
                 one.lag,
                 duration(one.oldest),
                 one.processing,
@@ -46,5 +46,11 @@ async def subscriptions(admin: Admin, topic: str, as_json: bool) -> int:
         columns = ("subscription", "lag", "oldest", "processing", "dead", "quarantined", "")
         show_table(Table(columns, rows, spare=("quarantined", "oldest"), long=("subscription",)))
     else:
-        say(f"{topic} has no subscriptions")
+        say("no topic has subscriptions" if topic is None else f"{topic} has no subscriptions")
     return 0
+
+
+async def _of_all(admin: Admin) -> list[SubscriptionView]:
+    seen = await admin.overview(most=None)
+    topics = [name for name, stats in seen.topics.items() if stats.subscriptions]
+    return [one for topic in topics for one in await admin.subscriptions(topic)]

@@ -19,7 +19,7 @@ class ItemFailed(Exception):
 
 
 class Batch:
-    """What a batch handler can know apart from its payloads, and how it fails single messages.
+    """What a batch handler can know besides its payloads, and how it fails single messages.
 
     Message number `index` is the one whose payload is `events[index]`.
     """
@@ -50,7 +50,7 @@ class Batch:
         self.deadline = deadline
         """When the call times out, in server time; None: it has no timeout."""
         self.failed: dict[int, BaseException] = {}
-        """Messages that were failed apart, and why."""
+        """The messages that the handler failed with `fail`, and why."""
         self.ended = False
         """Whether the call is over: then no message can be failed any more."""
         self._payloads = tuple(payloads)
@@ -88,7 +88,7 @@ class Batch:
         return frozenset(filter(self._is_lost, range(len(self))))
 
     def fail(self, index: int, error: BaseException | str) -> None:
-        """Fail one message apart, as if its handler had raised this error. The last error counts.
+        """Fail one message, as if its handler had raised this error. The last error counts.
 
         Retry, Reject and Snooze work as if they were raised. May be called in any thread.
         """
@@ -106,7 +106,7 @@ class Batch:
         self.failed[index] = error
 
     def errors(self, raised: BaseException | None) -> Mapping[int, BaseException]:
-        """Return what failed and why, if the handler ended with this error; None: it returned."""
+        """Return the error of each failed message. `raised`: what the handler itself raised."""
         if raised is None:
             return self.failed
         return {**dict.fromkeys(range(len(self)), raised), **self.failed}

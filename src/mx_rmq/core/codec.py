@@ -93,6 +93,7 @@ def verbatim(text: str) -> msgspec.Raw:
 
     Raises ValueError or RecursionError if no worker could read it.
     """
+    json.loads(text)  # its errors name the line
     data = text.encode()
     msgspec.json.decode(data)
     return msgspec.Raw(msgspec.json.format(data, indent=-1))

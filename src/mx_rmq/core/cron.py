@@ -12,6 +12,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from cronsim import CronSim, CronSimError
 
 from mx_rmq.core.errors import InvalidInput
+from mx_rmq.core.text import shown
 
 LATE_MS: Final = 10_000  # a tick that could not fire within this many ms was missed
 MAX_COUNTED: Final = 1_000  # missed ticks are counted up to this number
@@ -45,6 +46,8 @@ class Cron:
         cls, topic: str, expression: str, tz: str | tzinfo = "UTC", missed: str = "skip"
     ) -> Cron:
         """Make a schedule, or refuse invalid values."""
+        if not isinstance(expression, str):
+            raise InvalidInput(f"cron expression {shown(expression)} is not a text; {FIELDS}")
         if missed not in set(Missed):
             raise InvalidInput(f"missed={missed!r} is not one of {', '.join(Missed)}")
         try:

@@ -9,7 +9,7 @@ from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.status import ProgressNote
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Coroutine, Mapping
 
     from mx_rmq.core.outgoing import ProduceOptions
 
@@ -53,7 +53,7 @@ class Delivery:
         self.id = id
         self.topic = topic
         self.subscription = subscription
-        """Which subscription of the topic got this copy; None: the handler is a plain one."""
+        """Which subscription of the topic got this copy; None: the handler has none."""
         self.key = key
         """As produced; None: the message has no key."""
         self.payload = payload
@@ -86,30 +86,35 @@ class Delivery:
 
     # more than one step
 
-    async def step(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function once per message, and return its value.
+    def step(self, name: str, function: Callable[..., Any], *args: Any) -> Coroutine[Any, Any, Any]:
+        """Call a function once per message, and return its value. Await this.
 
         The value is kept with the message: when the handler runs again, it is returned without a
         call. It must have a JSON form, in which it is returned every time. A plain function is
         called in a thread. Two steps of a message need different names.
         """
-        return await self._work("step").step(name, function, *args)
+        made: Coroutine[Any, Any, Any] = self._work("step").step(name, function, *args)
+        return made
 
-    async def sleep(self, name: str, seconds: Seconds) -> None:
-        """Sleep without holding a slot or a lease, and without counting an attempt.
+    def sleep(self, name: str, seconds: Seconds) -> Coroutine[Any, Any, None]:
+        """Sleep without holding a slot or a lease, and without counting an attempt. Await this.
 
-        The handler ends here. When the time has passed it runs again from its beginning; finished
+        The handler ends here. When the time has passed it runs again from the start; finished
         steps return what was kept.
         """
-        await self._work("sleep").sleep(name, seconds)
+        made: Coroutine[Any, Any, None] = self._work("sleep").sleep(name, seconds)
+        return made
 
-    async def wait(self, name: str, timeout: Seconds | None = None, type: Any = Any) -> Any:  # noqa: ASYNC109 - it raises TimeoutError
-        """Wait for `mq.signal(topic, id, name, value)`, and return the value as `type`.
+    def wait(
+        self, name: str, timeout: Seconds | None = None, type: Any = Any
+    ) -> Coroutine[Any, Any, Any]:
+        """Wait for `mq.signal(topic, id, name, value)`, and return the value as `type`. Await this.
 
         Like `sleep`, this ends the handler; it runs again when the signal has come, or raises
         TimeoutError here when the timeout has passed. A signal that came first is not lost.
         """
-        return await self._work("wait").wait(name, timeout, type)
+        made: Coroutine[Any, Any, Any] = self._work("wait").wait(name, timeout, type)
+        return made
 
     def produce(
         self,

@@ -22,7 +22,7 @@ class Middleware:
     """Override what you need. Call `call_next` exactly once, or not at all to stop there."""
 
     async def produce(self, messages: Sequence[Outgoing], call_next: Produce) -> list[str]:
-        """Around a produce: of one message, or of all of one `produce_many`. Returns the ids."""
+        """Around a produce of one message, or of all of a `produce_many` or a flow. Returns ids."""
         return await call_next(messages)
 
     async def handle(self, delivery: Delivery, call_next: Handle) -> Any:
@@ -32,7 +32,7 @@ class Middleware:
     async def handle_batch(self, batch: Batch, call_next: HandleBatch) -> Any:
         """Around one call of a batch handler; `handle` is not called for its messages.
 
-        An exception fails every message. `batch.failed` has those that the handler failed apart.
+        An exception fails every message. `batch.failed` has those that the handler failed itself.
         """
         return await call_next(batch)
 

@@ -31,6 +31,10 @@ PREFIX: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}", re.ASCII)
 
 SHOWN: Final = 80
 
+ONE_OR_MANY: Final = (
+    "a topic has one handler without a subscription, or any number of subscriptions"
+)
+
 _LETTERS: Final = "letters, digits and"
 _FIRST: Final = ", the first a letter or a digit"
 
@@ -38,7 +42,7 @@ _RANDOM: Final = re.compile(r"(?<=-[0-9a-f]{8})[0-9a-f]{24}$")
 
 
 def check_topic(topic: str) -> str:
-    """Refuse what is no topic; also a subscription, which gets only copies of its topic's."""
+    """Refuse what is not a topic, such as a subscription: it only gets copies."""
     if isinstance(topic, str) and "@" in topic and LISTED.fullmatch(topic):
         name, _, subscription = topic.partition("@")
         raise InvalidInput(

@@ -90,7 +90,7 @@ class HandlerTimeout(Exception):
 
 
 class Suspended(BaseException):
-    """Ends a handler call that sleeps or waits; it runs again from its beginning.
+    """Ends a handler call that sleeps or waits; later it runs again from the start.
 
     Not an Exception, so that `except Exception` in a handler does not catch it.
     """
@@ -117,7 +117,9 @@ class WorkerLost(Exception):
 
 
 class NotAwaited(Exception):
-    """A handler returned work instead of doing it: a coroutine, another awaitable, a generator."""
+    """A handler has left work undone: it returned a coroutine, another awaitable or a generator, or
+    did not await one of its steps.
+    """
 
 
 @dataclass(frozen=True, slots=True)

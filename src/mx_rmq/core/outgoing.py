@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, TypeVar
+
+import msgspec
 
 from mx_rmq.core.codec import encode_payload
 from mx_rmq.core.duplicates import DuplicatePolicy, OnDuplicate, duplicate_policy_of
@@ -117,6 +119,10 @@ class Outgoing:
             key=self.key,
             cost=self.cost,
         )
+
+    def as_sent(self, message: Message) -> Outgoing:
+        """Return this as its message has it: the caller may have changed the payload since."""
+        return replace(self, payload=msgspec.json.decode(message.payload))
 
     def duplicate_policy(self) -> DuplicatePolicy | None:
         """Return what to do about a duplicate; None: the default. Refuse invalid options."""

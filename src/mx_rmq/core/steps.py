@@ -51,9 +51,9 @@ class Prerequisite(msgspec.Struct, frozen=True, array_like=True, gc=False):
     part: str  # empty: no topic has it, so it has completed
     id: str
     told: bool = True
-    """Whether it surely knows that we wait, and sends a signal when it completes. A message
-    produced outside the flow does not, and a custom id may belong to an older message: the worker
-    has to look."""
+    """Whether it is sure to know that we wait, and to send a signal when it completes. A message
+    produced outside the flow is not, and a custom id may belong to an older message: the worker has
+    to check."""
 
     @property
     def signal(self) -> str:
@@ -96,11 +96,11 @@ class Steps(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=Fa
     """When sleeps and waits end, server time in ms."""
     late: list[str] = []
     """Waits that timed out before a step was noted or another wait began. A signal that comes later
-    does not count: the handler must not take both ways."""
+    does not count: the handler must not take both branches."""
     after: list[Prerequisite] = []
     """What it waits for before it runs."""
     head: Prerequisite | None = None
-    """The head of its flow, while which carries other messages some of these may not exist yet."""
+    """The head of its flow. While it carries other messages, some of `after` may not exist yet."""
     on_dead: str = "wait"
     """What it does if one of these is dead."""
     tell: list[Target] = []

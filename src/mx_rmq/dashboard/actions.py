@@ -1,28 +1,28 @@
-"""What operators do: each action is a form, and is recorded in the audit log."""
+"""What operators do to topics, keys, messages and subscriptions.
+
+Each action is a form, and is recorded in the audit log.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import json
 import re
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, TypeVar, cast
 
 from starlette.exceptions import HTTPException
 
-from mx_rmq.admin import Cancelled, Progress
+from mx_rmq.admin import Cancelled
 from mx_rmq.core import codec
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.text import count, duration, size
 from mx_rmq.dashboard import render
-from mx_rmq.dashboard.jobs import DONE, Job, run_bulk
+from mx_rmq.dashboard.jobs import DONE
 from mx_rmq.dashboard.pages import ACTS, state_of
-from mx_rmq.dashboard.search import Search
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
+    from msgspec import Raw
     from starlette.responses import Response
 
     from mx_rmq.admin import MessageView
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Form = dict[str, str]
 
-COUNT_WITHIN: Final = 0.15  # seconds for counting messages before asking for confirmation
 EDITABLE: Final = 1_048_576  # bytes of the largest payload that can be edited in a browser
 
 
@@ -40,15 +39,15 @@ EDITABLE: Final = 1_048_576  # bytes of the largest payload that can be edited i
 
 
 async def pause(request: DashboardRequest, form: Form) -> Response:
-    seconds, reason = _positive(form, "seconds"), form.get("reason", "").strip()
+    seconds, reason = positive(form, "seconds"), form.get("reason", "").strip()
     work = request.admin.pause(request.topic, request.key, seconds=seconds, reason=reason)
     about = f"for {duration(seconds)}" if seconds else ""
-    new = await _noted(request, "pause", work, ": ".join(filter(None, (about, reason))))
+    new = await noted(request, "pause", work, ": ".join(filter(None, (about, reason))))
     return _to_topic(request, "paused" if new else "was_paused")
 
 
 async def resume(request: DashboardRequest, _: Form) -> Response:
-    new = await _noted(request, "resume", request.admin.resume(request.topic, request.key))
+    new = await noted(request, "resume", request.admin.resume(request.topic, request.key))
     return _to_topic(request, "resumed" if new else "not_paused")
 
 
@@ -86,20 +85,20 @@ def _to_topic(request: DashboardRequest, notice: str) -> Response:
 
 async def requeue(request: DashboardRequest, form: Form) -> Response:
     work = request.admin.requeue(request.topic, request.id, **_shown(form))
-    return _to_message(request, "requeued" if await _noted(request, "requeue", work) else "gone")
+    return _to_message(request, "requeued" if await noted(request, "requeue", work) else "gone")
 
 
 async def discard(request: DashboardRequest, form: Form) -> Response:
     shown = _shown(form)
     work = request.admin.discard(request.topic, request.id, **shown)
-    notice = "discarded" if await _noted(request, "discard", work) else "gone"
+    notice = "discarded" if await noted(request, "discard", work) else "gone"
     return request.go("topics", request.topic, state=shown["state"], notice=notice)
 
 
 async def cancel(request: DashboardRequest, form: Form) -> Response:
     """Cancel a message that no worker has taken."""
     state = _shown(form)["state"]
-    became = await _noted(request, "cancel", request.admin.cancel(request.topic, request.id))
+    became = await noted(request, "cancel", request.admin.cancel(request.topic, request.id))
     if became is Cancelled.PROCESSING:
         return _to_message(request, "taken")
     notice = "cancelled" if became else "gone"
@@ -109,19 +108,14 @@ async def cancel(request: DashboardRequest, form: Form) -> Response:
 async def abort(request: DashboardRequest, form: Form) -> Response:
     """Dead-letter a live message, and stop its handler."""
     work = request.admin.abort(request.topic, request.id, form.get("reason", ""))
-    return _to_message(request, "aborted" if await _noted(request, "abort", work) else "gone")
+    return _to_message(request, "aborted" if await noted(request, "abort", work) else "gone")
 
 
 async def signal(request: DashboardRequest, form: Form) -> Response:
     """Send a signal to a message."""
     name, text = form.get("name", "").strip(), form.get("value", "").strip() or "null"
-    try:
-        json.loads(text)  # its errors name the line
-        value = codec.verbatim(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"the value is not JSON: {error}") from error
-    work = request.admin.signal(request.topic, request.id, name, value)
-    sent = await _noted(request, "signal", work, name)
+    work = request.admin.signal(request.topic, request.id, name, json_payload(text, "the value"))
+    sent = await noted(request, "signal", work, name)
     return _to_message(request, "signalled" if sent else "gone")
 
 
@@ -144,14 +138,13 @@ async def edit(request: DashboardRequest, form: Form) -> Response:
     """Requeue a message with another payload."""
     text, shown = form.get("payload", ""), _shown(form)
     try:
-        json.loads(text)  # its errors name the line
         payload = codec.verbatim(text)
     except (ValueError, RecursionError) as error:
         request.note_refused("edit", f"not JSON: {error}")
         message = await _message(request, "requeue")
         return _editor(request, message, text, f"This is not JSON: {error}", seen=form.get("seen"))
     work = request.admin.edit(request.topic, request.id, payload, **shown)
-    return _to_message(request, "edited" if await _noted(request, "edit", work) else "gone")
+    return _to_message(request, "edited" if await noted(request, "edit", work) else "gone")
 
 
 def _editor(
@@ -194,82 +187,8 @@ def _shown(form: Form) -> _Shown:
     }
 
 
-async def _noted(request: DashboardRequest, did: str, work: Awaitable[T], about: str = "") -> T:
-    """Run an action and record its outcome. The caller records failures."""
-    became = await work
-    outcome = "done" if became else "nothing done"
-    request.note(did, str(became) if isinstance(became, Cancelled) else outcome, about=about)
-    return became
-
-
 def _to_message(request: DashboardRequest, notice: str) -> Response:
     return request.go("topics", request.topic, "message", id=request.id, notice=notice)
-
-
-# schedules
-
-
-async def schedule(request: DashboardRequest, form: Form) -> Response:
-    """Store a schedule."""
-    text = form.get("payload", "").strip() or "null"
-    try:
-        json.loads(text)  # its errors name the line
-        payload = codec.verbatim(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"the payload is not JSON: {error}") from error
-    name, topic = form.get("name", "").strip(), form.get("topic", "").strip()
-    await request.admin.schedule(
-        name,
-        topic,
-        form.get("expression", "").strip(),
-        payload,
-        tz=form.get("tz", "").strip() or "UTC",
-        missed=form.get("missed", "skip"),
-    )
-    request.note("schedule", "done", topic=topic, about=name)
-    return request.go("schedules", name, notice="scheduled")
-
-
-async def pause_schedule(request: DashboardRequest, form: Form) -> Response:
-    reason = form.get("reason", "").strip()
-    work = request.admin.pause_schedule(request.schedule, reason)
-    new = await _noted(request, "pause_schedule", work, _about(request, reason))
-    return request.go(
-        "schedules", request.schedule, notice="schedule_paused" if new else "was_paused"
-    )
-
-
-async def resume_schedule(request: DashboardRequest, _: Form) -> Response:
-    work = request.admin.resume_schedule(request.schedule)
-    new = await _noted(request, "resume_schedule", work, _about(request))
-    return request.go(
-        "schedules", request.schedule, notice="schedule_resumed" if new else "not_paused"
-    )
-
-
-async def run_schedule(request: DashboardRequest, _: Form) -> Response:
-    """Produce the message of a schedule now."""
-    id = await request.admin.run_schedule(request.schedule)
-    request.note("run_schedule", f"produced {id}", about=_about(request))
-    return request.go("schedules", request.schedule, notice="schedule_run")
-
-
-async def confirm_unschedule(request: DashboardRequest) -> Response:
-    """Ask whether to remove a schedule."""
-    found = await request.admin.get_schedule(request.schedule)
-    if found.declared:
-        raise HTTPException(409, "It is declared in code. It can only be paused here.")
-    return request.page("unschedule.html", one=found)
-
-
-async def unschedule(request: DashboardRequest, _: Form) -> Response:
-    work = request.admin.unschedule(request.schedule)
-    done = await _noted(request, "unschedule", work, _about(request))
-    return request.go("schedules", notice="unscheduled" if done else "no_schedule")
-
-
-def _about(request: DashboardRequest, *words: str) -> str:
-    return ": ".join(filter(None, (f"schedule {request.schedule}", *words)))
 
 
 # subscriptions
@@ -298,76 +217,27 @@ async def unsubscribe(request: DashboardRequest, form: Form) -> Response:
     return request.go("topics", request.topic, notice=notice)
 
 
-# many messages
+# for all actions
 
 
-async def confirm_bulk(request: DashboardRequest) -> Response:
-    """Count the messages that match, and ask for confirmation for exactly those."""
-    act, state, search = _bulk(request.query)
-    fixed = replace(search, as_of=await request.admin.now())
-    there = getattr(await request.admin.stats(request.topic), state)
-    counted, checked = (there, None) if not search else await _count(request, act, state, fixed)
-    return request.page(
-        "bulk.html",
-        act=act,
-        done=DONE[act],
-        state=state,
-        search=search,
-        fields=fixed.fixed(),
-        there=there,
-        counted=counted,
-        checked=checked,
-    )
+async def noted(request: DashboardRequest, did: str, work: Awaitable[T], about: str = "") -> T:
+    """Run an action and record its outcome. The caller records failures."""
+    became = await work
+    outcome = "done" if became else "nothing done"
+    request.note(did, str(became) if isinstance(became, Cancelled) else outcome, about=about)
+    return became
 
 
-async def bulk(request: DashboardRequest, form: Form) -> Response:
-    """Start a job."""
-    act, state, search = _bulk(form)
-    job = Job(
-        who=request.operator,
-        where=request.where,
-        act=act,
-        topic=request.topic,
-        state=state,
-        search=search,
-        limit=_positive(form, "limit"),
-        rate=_positive(form, "rate"),
-        reason=form.get("reason", ""),
-    )
-    request.parts.jobs.start(job)
-    return request.go("jobs", job.id)
-
-
-async def stop(request: DashboardRequest, _: Form) -> Response:
-    """Stop a job."""
-    job = request.job
-    request.parts.jobs.stop(job.id)
-    request.note("stop", f"job {job.id}", topic=job.topic)
-    return request.go("jobs", job.id, notice="stopping")
-
-
-async def _count(
-    request: DashboardRequest, act: str, state: State, search: Search
-) -> tuple[int, int | None]:
-    """Return how many messages match; and how many were checked, if there was no time for all."""
-    progress = [Progress(0, 0, 0)]
-    options = {"dry_run": True, "progress": progress.append}
+def json_payload(text: str, what: str) -> Raw:
+    """Return JSON text as a payload, digit by digit; `what` introduces it in the error."""
     try:
-        async with asyncio.timeout(COUNT_WITHIN):
-            done = await run_bulk(request.admin, act, request.topic, state, search, **options)
-            return done, None
-    except TimeoutError:
-        return progress[-1].done, progress[-1].looked
+        return codec.verbatim(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"{what} is not JSON: {error}") from error
 
 
-def _bulk(fields: Form) -> tuple[str, State, Search]:
-    act, state = fields.get("act", ""), state_of(fields.get("state", ""))
-    if act not in ACTS[state]:
-        raise InvalidInput(f"act={act!r:.80} cannot be applied to {state} messages")
-    return act, state, Search.of(fields)
-
-
-def _positive(form: Form, name: str) -> int | None:
+def positive(form: Form, name: str) -> int | None:
+    """Return a positive number of a form; None: the field is empty."""
     text = form.get(name, "").strip().replace(",", "")
     if not text:
         return None

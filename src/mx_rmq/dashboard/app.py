@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from mx_rmq.core.errors import InvalidInput, MxRmqError
 from mx_rmq.core.message import State
-from mx_rmq.dashboard import actions, pages, stream
+from mx_rmq.dashboard import actions, bulk_actions, pages, schedule_actions, stream
 from mx_rmq.dashboard.audit_log import AuditLog
 from mx_rmq.dashboard.errors import error_page
 from mx_rmq.dashboard.jobs import Jobs
@@ -158,13 +158,13 @@ def _routes(metrics: Metrics | None) -> list[Route]:
         _page("/dead", partial(pages.archive, State.DEAD)),
         _page("/quarantine", partial(pages.archive, State.QUARANTINED)),
         _page("/schedules", pages.schedules),
-        _act("/schedules", actions.schedule),
+        _act("/schedules", schedule_actions.schedule),
         _page("/schedules/{schedule}", pages.schedule),
-        _act("/schedules/{schedule}/pause", actions.pause_schedule),
-        _act("/schedules/{schedule}/resume", actions.resume_schedule),
-        _act("/schedules/{schedule}/run", actions.run_schedule),
-        _page("/schedules/{schedule}/unschedule", actions.confirm_unschedule),
-        _act("/schedules/{schedule}/unschedule", actions.unschedule),
+        _act("/schedules/{schedule}/pause", schedule_actions.pause_schedule),
+        _act("/schedules/{schedule}/resume", schedule_actions.resume_schedule),
+        _act("/schedules/{schedule}/run", schedule_actions.run_schedule),
+        _page("/schedules/{schedule}/unschedule", schedule_actions.confirm_unschedule),
+        _act("/schedules/{schedule}/unschedule", schedule_actions.unschedule),
         _page("/workers", pages.workers),
         _page("/log", pages.log),
         _page("/jobs/{job}", pages.job),
@@ -185,9 +185,9 @@ def _routes(metrics: Metrics | None) -> list[Route]:
         _act(f"{topic}/signal", actions.signal),
         _page(f"{topic}/unsubscribe", actions.confirm_unsubscribe),
         _act(f"{topic}/unsubscribe", actions.unsubscribe),
-        _page(f"{topic}/bulk", actions.confirm_bulk),
-        _act(f"{topic}/bulk", actions.bulk),
-        _act("/jobs/{job}/stop", actions.stop),
+        _page(f"{topic}/bulk", bulk_actions.confirm_bulk),
+        _act(f"{topic}/bulk", bulk_actions.bulk),
+        _act("/jobs/{job}/stop", bulk_actions.stop),
         _page("/live", stream.stream),
         _page("/live/series", stream.series),
         _page("/live/sparks", stream.sparks),

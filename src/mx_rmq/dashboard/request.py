@@ -57,7 +57,7 @@ NOTICES: Final = {
     "scheduled": ("good", "Stored. Workers know it within two seconds."),
     "unscheduled": ("good", "Removed. It does not fire again."),
     "no_schedule": ("warn", "Nothing was done: there is no such schedule."),
-    "schedule_paused": ("good", "Paused. It fires no ticks until it is resumed."),
+    "schedule_paused": ("good", "Paused. It does not fire until it is resumed."),
     "schedule_resumed": ("good", "Resumed. It fires again from its next tick."),
     "schedule_run": ("good", "Produced one message. The next tick stays as it is."),
     "unsubscribed": ("good", "Subscription ended. It gets no more messages."),

@@ -106,7 +106,7 @@ def check_stats(stats: Stats, *, served: bool, now: float) -> Iterator[Finding]:
 
 
 def check_subscriptions(stats: Stats, workers: Sequence[WorkerView]) -> Iterator[Finding]:
-    """Check a topic for subscriptions without a worker, and for plain handlers beside them."""
+    """Check a topic for subscriptions without a worker, and for other handlers beside them."""
     alive = [worker for worker in workers if worker.alive]
     served = {topic for worker in alive for topic in worker.topics}
     for name in stats.subscriptions:
@@ -117,15 +117,14 @@ def check_subscriptions(stats: Stats, workers: Sequence[WorkerView]) -> Iterator
                 stats.topic,
                 note=f"no worker for {name}",
             )
-    plain = [worker.name for worker in alive if stats.topic in worker.topics]
-    if stats.subscriptions and plain:
+    without = [worker.name for worker in alive if stats.topic in worker.topics]
+    if stats.subscriptions and without:
         yield bad(
-            f"it has subscriptions, and {count(len(plain), 'worker')} with a plain handler that "
-            f"gets nothing, such as {plain[0]}",
-            "A topic has one plain handler or any number of subscriptions. Give that handler a "
-            "subscription",
+            f"it has subscriptions, and {count(len(without), 'worker')} with a handler without "
+            f"one, which gets nothing, such as {without[0]}",
+            "Give that handler a subscription",
             stats.topic,
-            note="plain handler",
+            note="handler without a subscription",
         )
 
 

@@ -1,4 +1,4 @@
-"""Checks messages that wait: for what does not come by itself, or for a very long time."""
+"""Checks waiting messages: for what will not come by itself, or for a very long time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def check_waiting(admin: Admin, stats: Stats) -> list[Finding]:
         return []
     topic = stats.topic
     stuck = await admin.stuck_waits(topic, most=SAMPLE)
-    found = [*_lost([one for one in stuck if one.is_lost])]
+    found = list(_lost([one for one in stuck if one.is_lost]))
     found += _held_up([one for one in stuck if not one.is_lost])
     page = await admin.list(topic, State.WAITING, limit=SAMPLE)
     return [*found, *_long(topic, page.messages, await admin.now())]
@@ -50,13 +50,13 @@ def _held_up(stuck: list[StuckWait]) -> Iterator[Finding]:
             "when it completes",
             first.topic,
             State.WAITING,
-            "waits for the dead",
+            "waits for failed messages",
         )
 
 
 def _long(topic: str, messages: list[MessageView], now: float) -> Iterator[Finding]:
     long = [
-        one
+        (one, one.wait.since, [*one.steps.ends][-1])
         for one in messages
         if one.wait is not None
         and one.wait.since is not None
@@ -64,13 +64,10 @@ def _long(topic: str, messages: list[MessageView], now: float) -> Iterator[Findi
         and one.steps is not None
         and one.steps.ends  # its handler waits for a signal
     ]
-    for first in long[:1]:
-        since = duration(now - (first.wait.since or now)) if first.wait is not None else ""
-        name = [*first.steps.ends][-1] if first.steps is not None else ""
-        which = count(len(long), "message")
+    for first, since, name in long[:1]:
         yield warn(
-            f"{which} waiting for a signal for more than a day, the first: message {first.id} for "
-            f"{name!r}, for {since}",
+            f"{count(len(long), 'message')} waiting for a signal for more than a day, the first: "
+            f"message {first.id} for {name!r}, for {duration(now - since)}",
             f"Send it with mx-rmq signal {topic} {first.id} NAME VALUE, cancel the message, or "
             "give its wait a timeout",
             topic,

@@ -9,15 +9,16 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+from mx_rmq.runtime.held import Stopped
 from mx_rmq.runtime.loop import Loop
-from mx_rmq.runtime.slots import Stopped
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mx_rmq.net.subscription import Subscription
+    from mx_rmq.runtime.held import HeldMessage
     from mx_rmq.runtime.lifecycle import Lifecycle
-    from mx_rmq.runtime.slots import HeldMessage, Slots, TopicSlots
+    from mx_rmq.runtime.slots import Slots, TopicSlots
     from mx_rmq.store import Store
 
 CHECK_EVERY: Final = 10.0

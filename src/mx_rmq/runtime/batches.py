@@ -1,8 +1,8 @@
-"""Batches: starts the calls of batch handlers when it is time, and settles each message by itself.
+"""Batches: calls batch handlers when it is time, and settles each message on its own.
 
 A batch has one slot, one call and one timeout. Everything else belongs to its messages: each has
-its lease, its outcome and its events. A message that is lost while the call runs is left out; only
-if all are lost, the call is interrupted.
+its own lease, outcome and events. A message that is lost while the call runs is left out. The call
+is interrupted only if all of them are lost.
 """
 
 from __future__ import annotations
@@ -13,75 +13,44 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from mx_rmq.core import codec
 from mx_rmq.core.batch import Batch
-from mx_rmq.core.errors import DecodeError, InvalidInput, NewerRecord
+from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.events import BatchHandled
 from mx_rmq.core.message import Failure
-from mx_rmq.core.middleware import Middleware, around_handle_batch
+from mx_rmq.core.middleware import Middleware
 from mx_rmq.core.outcome import (
     Complete,
-    NotAwaited,
     Outcome,
     Quarantine,
     Release,
     after_error,
     check_was_awaited,
-    expired,
-    postponed,
     timed_out,
     undecided,
 )
 from mx_rmq.core.payload import type_name, unreadable
 from mx_rmq.runtime import current
-from mx_rmq.runtime.slots import Stopped
-from mx_rmq.runtime.threads import Call, Forks, Interrupted
+from mx_rmq.runtime.held import HeldBatch, Stopped
+from mx_rmq.runtime.threads import Forks, Interrupted
 from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Sequence
 
     from mx_rmq.core.delivery import Delivery
     from mx_rmq.core.handler import Handler
     from mx_rmq.core.message import Message
-    from mx_rmq.core.middleware import HandleBatch
     from mx_rmq.runtime.consumer import Consumer
     from mx_rmq.runtime.event_bus import Events
     from mx_rmq.runtime.handler_calls import HandlerCalls
+    from mx_rmq.runtime.held import HeldMessage
     from mx_rmq.runtime.lifecycle import Lifecycle
-    from mx_rmq.runtime.slots import HeldMessage, Slots, TopicSlots
+    from mx_rmq.runtime.slots import Slots
 
 logger = get_logger(__name__)
 
 _COMPLETE: Final = Complete()
 _RELEASE: Final = Release()
-
-
-class HeldBatch:
-    """The messages of one call, while it runs."""
-
-    def __init__(self, topic: TopicSlots, messages: list[HeldMessage]) -> None:
-        self.topic = topic
-        self.started_at = time.monotonic()
-        self.unsettled: dict[HeldMessage, None] = dict.fromkeys(messages)
-        self.items: list[HeldMessage] = []  # those that the handler gets, in order
-        self.interrupt: Callable[[], object] | None = None  # interrupts the call while it runs
-        self.stopped: Stopped | None = None  # why the whole call was interrupted
-        self._lost = 0  # messages that were lost while it runs
-
-    def stop(self, why: Stopped, *, again: bool = False) -> None:
-        """Interrupt the call if it runs: once, for the first reason, or `again`."""
-        if self.interrupt is not None and (again or self.stopped is None):
-            self.stopped = self.stopped or why
-            for held in self.items:
-                held.stopped = held.stopped or why
-            self.interrupt()
-
-    def item_lost(self) -> None:
-        """Interrupt the call if no message is ours any more; called once for each that is lost."""
-        self._lost += 1
-        if self._lost >= len(self.items):
-            self.stop(Stopped.LEASE_LOST)
 
 
 class Batches:
@@ -94,19 +63,13 @@ class Batches:
         calls: HandlerCalls,
         lifecycle: Lifecycle,
         bus: Events,
-        *,
-        lease: float,
     ) -> None:
         self._consumer = consumer
         self._slots = slots
         self._calls = calls
         self._lifecycle = lifecycle
         self._bus = bus
-        self._lease = lease
-        self._handles: dict[Handler, HandleBatch] = {}  # the handlers inside their middleware
-        self._delivered: dict[Batch, HeldBatch] = {}
-        self._not_awaited: dict[Batch, Coroutine[Any, Any, Any]] = {}
-        """Handlers that middleware has called and not awaited yet."""
+        self._warned: set[Handler] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._loop = asyncio.get_running_loop()
@@ -114,7 +77,7 @@ class Batches:
 
     # when to start
 
-    def wait(self) -> None:
+    def set_timer(self) -> None:
         """Start the next lingering batch when its time has come."""
         at = min(self._slots.lingering.values())
         if self._timer is not None:
@@ -176,7 +139,7 @@ class Batches:
         payloads: list[Any] = []
         for one in list(held.unsettled):
             one.started_at = held.started_at
-            outcome = self._decode(one)
+            outcome = self._consumer.decode(one)
             if outcome is None and one.message is not None:
                 data = one.message.payload
                 try:
@@ -201,30 +164,14 @@ class Batches:
                 except asyncio.CancelledError:
                     if not one.is_lost:
                         raise
-                except DecodeError as undecodable:
-                    outcome = Quarantine(undecodable)
+                except Exception as error:  # noqa: BLE001 - it fails this message only
+                    outcome = self._after_error(one, one.message, error, {})
             if outcome is None and not one.is_lost:
                 kept.append((one, payload))
             else:
                 self._settle(held, one, outcome)
         held.items[:] = [one for one, _ in kept]
         return [payload for _, payload in kept]
-
-    def _decode(self, one: HeldMessage) -> Outcome | None:
-        """Decode a record, as `Consumer._handle` does; return why no handler gets the message."""
-        handler, clock = one.topic.handler, one.topic.clock
-        if one.settling or time.monotonic() - one.extended_at >= self._lease:
-            return _RELEASE
-        try:
-            message = codec.decode(one.leased.record, handler.topic, one.leased.id)
-            if handler.ttl is not None:
-                message = message.with_default_ttl(round(handler.ttl * 1000))
-        except NewerRecord as newer:
-            return postponed(newer, self._consumer.circumstances(clock))
-        except DecodeError as undecodable:
-            return Quarantine(undecodable)
-        one.message = message
-        return None if message.ttl is None else expired(message, clock.now())
 
     async def _handle(self, held: HeldBatch, payloads: list[Any], task: asyncio.Task[None]) -> None:
         """Call the handler, and decide about each message."""
@@ -239,7 +186,8 @@ class Batches:
         result = None
         current.message.set(held)
         try:
-            result = await self._call(held, batch)
+            self._warn(handler)
+            result = await self._calls.call_batch(held, batch)
             if result is not None:
                 check_was_awaited(result, handler)
         except KeyboardInterrupt:
@@ -322,28 +270,11 @@ class Batches:
             failure = failures[id(error)] = Failure.of(error, at=at.now, worker=at.worker)
         return after_error(message, one.topic.handler, error, at, failure)
 
-    # the call
-
-    async def _call(self, held: HeldBatch, batch: Batch) -> Any:
-        """Call middleware and handler."""
-        handler = held.topic.handler
-        if handler not in self._handles:
-            self._handles[handler] = around_handle_batch(self._calls.middleware, self._innermost)
-            self._warn(handler)
-        self._delivered[batch] = held
-        try:
-            result = await self._handles[handler](batch)
-        finally:
-            del self._delivered[batch]
-            not_awaited = self._not_awaited.pop(batch, None)
-            if not_awaited is not None:
-                not_awaited.close()
-        if not_awaited is not None:
-            raise NotAwaited(f"middleware called {handler.name} and did not await it")
-        return result
-
     def _warn(self, handler: Handler) -> None:
         """Name the middleware that does nothing for a batch handler: it may be a mistake."""
+        if handler in self._warned:
+            return
+        self._warned.add(handler)
         for one in self._calls.middleware:
             kind = type(one)
             single = kind.handle is not Middleware.handle
@@ -353,27 +284,6 @@ class Batches:
                     kind.__qualname__,
                     handler.name,
                 )
-
-    def _innermost(self, batch: Batch) -> Coroutine[Any, Any, Any]:
-        running = self._not_awaited[batch] = self._run(self._delivered[batch], batch)
-        return running
-
-    async def _run(self, held: HeldBatch, batch: Batch) -> Any:
-        """Run the handler inside middleware, which may drop its result."""
-        self._not_awaited.pop(batch, None)
-        handler, payloads = held.topic.handler, batch.payloads
-        if handler.dependencies is not None:
-            return await self._calls.injection.run(
-                handler, payloads, batch, lambda call: self._calls.in_thread(held, call)
-            )
-        given = handler.arguments(payloads, batch)
-        if handler.is_async:
-            result = await handler.function(*given)
-        else:
-            result = await self._calls.in_thread(held, Call(handler.function, given))
-        if result is not None:
-            check_was_awaited(result, handler)
-        return result
 
     def _batch(self, held: HeldBatch, payloads: list[Any]) -> Batch:
         timeout, clock = held.topic.handler.timeout, held.topic.clock
@@ -407,7 +317,7 @@ def _results(
         return [None] * count, None
     what = type_name(type(returned))
     if isinstance(returned, list | tuple):
-        what = f"{len(returned)} results"
+        what = "1 result" if len(returned) == 1 else f"{len(returned)} results"
     return [None] * count, InvalidInput(
         f"{handler.name} returned {what} for {count} messages: with result_ttl, a batch handler "
         "returns None or a list with one result per message"

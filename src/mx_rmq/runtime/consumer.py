@@ -16,6 +16,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from mx_rmq.core import codec
+from mx_rmq.core import steps as core_steps
 from mx_rmq.core.errors import DecodeError, InvalidInput, NewerRecord
 from mx_rmq.core.outcome import (
     Circumstances,
@@ -34,9 +35,9 @@ from mx_rmq.core.outcome import (
 )
 from mx_rmq.core.payload import unreadable
 from mx_rmq.runtime import current
-from mx_rmq.runtime.batches import Batches, HeldBatch
+from mx_rmq.runtime.batches import Batches
+from mx_rmq.runtime.held import HeldBatch, Stopped
 from mx_rmq.runtime.loop import how_it_ended, spawn
-from mx_rmq.runtime.slots import Stopped
 from mx_rmq.runtime.steps import completion
 from mx_rmq.runtime.threads import Forks, Interrupted
 from mx_rmq.safe_log import get_logger
@@ -48,8 +49,9 @@ if TYPE_CHECKING:
     from mx_rmq.runtime.dispatcher import Dispatcher
     from mx_rmq.runtime.event_bus import Events
     from mx_rmq.runtime.handler_calls import HandlerCall, HandlerCalls
+    from mx_rmq.runtime.held import HeldMessage
     from mx_rmq.runtime.lifecycle import Lifecycle
-    from mx_rmq.runtime.slots import HeldMessage, Slots
+    from mx_rmq.runtime.slots import Slots
     from mx_rmq.runtime.steps import StepKeeper
 
 logger = get_logger(__name__)
@@ -90,7 +92,7 @@ class Consumer:
         self._lease = lease
         self._timeouts = calls.timeouts
         self.running: dict[asyncio.Task[None], HeldMessage | HeldBatch] = {}
-        self._batches = Batches(self, slots, calls, lifecycle, bus, lease=lease)
+        self._batches = Batches(self, slots, calls, lifecycle, bus)
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle: list[asyncio.Future[None]] = []
         self._starting: set[asyncio.Task[None]] = set()
@@ -119,7 +121,7 @@ class Consumer:
                 waiter.set_result(None)
             self._woken += 1
         if self._slots.lingering:
-            self._batches.wait()
+            self._batches.set_timer()
         if self._slots.waiting and self._hand_back_timer is None and not self._closed:
             self._hand_back_timer = self._loop.call_later(WAIT_HERE, self._hand_back_late)
 
@@ -197,22 +199,11 @@ class Consumer:
     async def _handle(self, held: HeldMessage, task: asyncio.Task[None]) -> Outcome | None:
         """Decode a message, run its handler, and return the outcome; None: it is no longer ours."""
         held.started_at = time.monotonic()
-        if held.settling or held.started_at - held.extended_at >= self._lease:
-            return _RELEASE  # we were frozen or cut off, and another worker may have it now
+        outcome = self.decode(held)
+        message = held.message
+        if outcome is not None or message is None:
+            return outcome
         handler = held.topic.handler
-        try:
-            record, id = held.leased.record, held.leased.id
-            message = held.message = codec.decode(record, handler.topic, id)
-            if handler.ttl is not None:
-                message = held.message = message.with_default_ttl(round(handler.ttl * 1000))
-            if message.ttl is not None:
-                dead = expired(message, held.topic.clock.now())
-                if dead is not None:
-                    return dead
-        except NewerRecord as newer:
-            return postponed(newer, self.circumstances(held.topic.clock))
-        except DecodeError as undecodable:
-            return Quarantine(undecodable)
         try:
             payload = handler.decode(message.payload) if handler.wants_payload else None
         except Exception as misfit:  # noqa: BLE001 - validators and __post_init__ are user code
@@ -236,7 +227,7 @@ class Consumer:
             if result is not None:
                 check_was_awaited(result, handler)
             if held.steps is not None:
-                finish = await self.steps.after(held, held.message, result)
+                finish = await self.steps.after(held, held.message or message, result)
         except KeyboardInterrupt:
             raise  # it is meant for the whole process
         except BaseException as raised:
@@ -260,7 +251,25 @@ class Consumer:
             outcome, error = self.keep(handler, message, result)
             if outcome is not None:
                 return outcome
-        return self._outcome(held, held.message, error)
+        return self._outcome(held, held.message or message, error)
+
+    def decode(self, held: HeldMessage) -> Outcome | None:
+        """Decode a message; return its outcome if no handler may get it."""
+        if held.settling or time.monotonic() - held.extended_at >= self._lease:
+            return _RELEASE  # we were frozen or cut off, and another worker may have it now
+        handler, clock = held.topic.handler, held.topic.clock
+        try:
+            message = codec.decode(held.leased.record, handler.topic, held.leased.id)
+            if message.steps:
+                core_steps.read(message)  # else unreadable ones would fail each attempt
+            if handler.ttl is not None:
+                message = message.with_default_ttl(round(handler.ttl * 1000))
+        except NewerRecord as newer:
+            return postponed(newer, self.circumstances(clock))
+        except DecodeError as undecodable:
+            return Quarantine(undecodable)
+        held.message = message
+        return None if message.ttl is None else expired(message, clock.now())
 
     def keep(
         self, handler: Handler, message: Message, result: Any

@@ -120,7 +120,7 @@ class Crons:
             report = await self._produce(timetable, 0)
             self._clock.update(report.now, asked_at)
             if report.state:
-                self._stand_still(timetable, report)
+                self._skip_ticks(timetable, report)
                 return
             last = report.last if report.last is not None else report.now
         now = self._clock.now()
@@ -130,7 +130,7 @@ class Crons:
         if tick is not None:
             fired = await self._produce(timetable, tick)
             if fired.state:
-                self._stand_still(timetable, fired)
+                self._skip_ticks(timetable, fired)
                 return
             now = min(now, fired.now)  # it may have been too early, by the server's clock
             last = last if fired.last is None else fired.last
@@ -157,7 +157,7 @@ class Crons:
             topic, tick, message, name=schedule.name, generation=timetable.generation
         )
 
-    def _stand_still(self, timetable: Timetable, found: Ticked) -> None:
+    def _skip_ticks(self, timetable: Timetable, found: Ticked) -> None:
         """Skip the ticks of a schedule that is paused, or no longer defined as we know it."""
         if timetable is not self._timetables.get(timetable.key):
             return

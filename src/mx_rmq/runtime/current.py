@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Final
 from mx_rmq.runtime.threads import Interrupted
 
 if TYPE_CHECKING:
-    from mx_rmq.runtime.batches import HeldBatch
-    from mx_rmq.runtime.slots import HeldMessage, Stopped
+    from mx_rmq.runtime.held import HeldBatch, HeldMessage, Stopped
 
 message: Final[ContextVar[HeldMessage | HeldBatch | None]] = ContextVar(
     "mx_rmq.message", default=None

@@ -22,6 +22,7 @@ from mx_rmq.runtime.caretaker import Caretaker
 from mx_rmq.runtime.consumer import Consumer
 from mx_rmq.runtime.dispatcher import Dispatcher
 from mx_rmq.runtime.handler_calls import HandlerCalls
+from mx_rmq.runtime.held import Stopped
 from mx_rmq.runtime.janitor import Janitor
 from mx_rmq.runtime.lease_keeper import LeaseKeeper
 from mx_rmq.runtime.lifecycle import Lifecycle
@@ -31,7 +32,7 @@ from mx_rmq.runtime.recovery import Recovery
 from mx_rmq.runtime.registry import Registry
 from mx_rmq.runtime.schedules import Schedules
 from mx_rmq.runtime.site import Site
-from mx_rmq.runtime.slots import Slots, Stopped
+from mx_rmq.runtime.slots import Slots
 from mx_rmq.runtime.steps import StepKeeper
 from mx_rmq.runtime.threads import Threads
 from mx_rmq.runtime.watchdog import Watchdog
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from mx_rmq.net.server_clock import ServerClock
     from mx_rmq.runtime.event_bus import Events
     from mx_rmq.runtime.injection import Injection
-    from mx_rmq.runtime.relay import Relay
     from mx_rmq.runtime.slots import TopicSlots
     from mx_rmq.settings import WorkerSettings
     from mx_rmq.store import Store
@@ -92,7 +92,13 @@ class Engine:
         self._threads = Threads(settings.concurrency, inline=inline)
         self._dispatcher = Dispatcher(store, self.slots, worker=name, lease=round(lease * 1000))
         self._lifecycle = Lifecycle(store, self.slots, self._dispatcher, bus, worker=name)
-        steps = StepKeeper(store, self._lifecycle, worker=name, on_untold=self._untold)
+        steps = StepKeeper(
+            store,
+            self._lifecycle,
+            worker=name,
+            on_untold=self._untold,
+            middleware=middleware,
+        )
         self._progress = ProgressSender(store, worker=name)
         calls = HandlerCalls(
             self._threads,
@@ -118,7 +124,7 @@ class Engine:
         self._abort_listener = AbortListener(store, self.slots, self._lifecycle)
         self._sites: dict[int, Site] = {}
         self._recovery = Recovery(store, self._lifecycle, bus, worker=name, lease=lease)
-        self._relayed: dict[str, Relay] = {}  # topics with subscriptions, and their partitions
+        self._relayed: dict[str, None] = {}  # topics with subscriptions, and their partitions
         self._served: dict[str, None] = {}  # all topics and partitions that have a site here
         self._caretaker = Caretaker(store, bus, self._recovery, self._served, worker=name)
         self._janitor = Janitor(
@@ -260,8 +266,7 @@ class Engine:
                 if name in self.slots.topics:
                     self.slots.topics[name].share_limits(parts)
                 else:
-                    number = self._store.site_of(name)
-                    site = self._sites.get(number) or self._open_site(number)
+                    site = self._site_of(name)
                     topic_slots = self.slots.add(handler, name, site.clock, parts)
                     site.add(topic_slots)
                     self._served[name] = None
@@ -270,14 +275,16 @@ class Engine:
         for topic in {base_topic(name) for name in self._handlers if subscription_of(name)}:
             for name in partitions(topic, self._store.partitions.get(topic, 1)):
                 if name not in self._relayed:
-                    number = self._store.site_of(name)
-                    site = self._sites.get(number) or self._open_site(number)
+                    site = self._site_of(name)
                     site.relay(name, self._store.own_ttl(topic))
-                    self._relayed[name] = site.relays[0]
-                    self._served[name] = None
+                    self._relayed[name] = self._served[name] = None
                     self.watchdog.watch(*site.loops)
 
-    def _open_site(self, number: int) -> Site:
+    def _site_of(self, topic: str) -> Site:
+        """Return the site of a topic; start one that is new."""
+        number = self._store.site_of(topic)
+        if number in self._sites:
+            return self._sites[number]
         site = self._sites[number] = Site(
             self._store,
             number,
@@ -291,7 +298,7 @@ class Engine:
         return site
 
     def _untold(self, topic: str) -> None:
-        """Look soon at what a message waits for that is about to be parked."""
+        """Look soon at what a message waits for: it is about to be parked."""
         self._sites[self._store.site_of(topic)].waiting_check.parks(topic)
 
     def _clock_of(self, number: int) -> ServerClock | None:
@@ -328,7 +335,7 @@ class Engine:
                     await progress.wait()
 
     async def _is_anything_left(self, *, delayed: bool) -> bool:
-        for name in list(self._relayed):  # first: its messages become the others'
+        for name in list(self._relayed):  # first: their messages go to the others
             due = await self._store.get_next_delay_task(name)
             counts = await self._store.views.counts(name)
             waits = counts.pending and not counts.paused and counts.subscriptions

@@ -1,8 +1,8 @@
-"""What there is to do when a handler has returned: follow-ups, and telling those who wait.
+"""What is left to do when a handler has returned: follow-ups, and signals to those that wait.
 
-First the record notes what there is to do; from then on the handler never runs again. Then the
-messages are produced and the signals are sent, under names that make a repetition harmless. Last
-the message completes. If a worker dies on the way, the next one goes on from the record.
+First the record notes what is left to do; from then on the handler never runs again. Then the
+messages are produced and the signals are sent, under names that make repeating them harmless. Last,
+the message completes. If the worker dies on the way, the next one goes on from the record.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections import defaultdict
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from mx_rmq.core import steps as core_steps
 from mx_rmq.core.duplicates import DuplicatePolicy
-from mx_rmq.core.errors import MxRmqError
+from mx_rmq.core.errors import InvalidInput, MxRmqError
 from mx_rmq.core.outcome import Result
 from mx_rmq.core.steps import FOLLOW_UP_WINDOW, Planned, Prerequisite
 from mx_rmq.runtime.partition_choice import PartitionChoice
@@ -60,6 +60,12 @@ class FollowUps:
                 await self._store.register(message.topic)
             ttl = self._store.ttls.get(message.topic)
             if ttl is not None and message.ttl is None:
+                if message.delay >= ttl:
+                    raise InvalidInput(
+                        f"delay={message.delay / 1000:g}: the message would expire before it is "
+                        f"due. The default of topic {message.topic!r} is ttl={ttl / 1000:g}; pass "
+                        "a longer ttl"
+                    )
                 message = replace(message, ttl=ttl)  # noqa: PLW2901 - the same, completed
             check_size(self._store, message, message.topic)
             part = self._partition.choose(message.topic, message.id, message.key)
@@ -73,10 +79,7 @@ class FollowUps:
         can complete is not: the worker that waits for room may be the one that has to make it.
         """
         stored = 0
-        by_part: defaultdict[str, list[Message]] = defaultdict(list)
-        for one in planned:
-            by_part[one.part].append(one.message)
-        for part, messages in by_part.items():
+        for part, messages in _in_order(planned):
             for places in chunks(messages, range(len(messages))):
                 some = [messages[place] for place in places]
                 script = f"produce_{'delay' if some[0].is_delayed else 'normal'}_message"
@@ -129,6 +132,25 @@ class FollowUps:
                 if target.on_dead != "wait":
                     signal = signal_of_death(dead, target.id, value, target.on_dead)
                     await self._store.signal_message(target.part, [signal], by=self._worker)
+
+
+def _in_order(planned: Iterable[Planned]) -> Iterator[tuple[str, list[Message]]]:
+    """Group messages by partition, but none before one that waits for it and was planned first.
+
+    It could complete before the other one exists, which then would never be told.
+    """
+    groups: dict[str, list[Message]] = {}
+    numbers: dict[str, int] = {}  # partition -> which group it is
+    number_of: dict[tuple[str, str], int] = {}  # partition and id -> which group it is in
+    for part, message in map(astuple, planned):
+        own = numbers.get(part, len(groups))
+        targets = core_steps.read(message).tell
+        if any(number_of.get((one.part, one.id), own) > own for one in targets):
+            yield from groups.items()
+            groups, numbers, number_of, own = {}, {}, {}, 0
+        groups.setdefault(part, []).append(message)
+        numbers[part] = number_of[part, message.id] = own
+    yield from groups.items()
 
 
 async def send_signals(store: Store, part: str, signals: Iterable[Signal], *, by: str = "") -> None:

@@ -5,31 +5,34 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from mx_rmq.core.batch import Batch
 from mx_rmq.core.delivery import Delivery
-from mx_rmq.core.middleware import around_handle
+from mx_rmq.core.middleware import around_handle, around_handle_batch
 from mx_rmq.core.outcome import NotAwaited, check_was_awaited
-from mx_rmq.runtime.slots import Stopped
+from mx_rmq.runtime.held import Stopped
 from mx_rmq.runtime.threads import Call
 from mx_rmq.runtime.timeouts import Timeouts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Sequence
 
     from mx_rmq.core.handler import Handler
     from mx_rmq.core.message import Message
-    from mx_rmq.core.middleware import Handle, Middleware
-    from mx_rmq.runtime.batches import HeldBatch
+    from mx_rmq.core.middleware import Middleware
     from mx_rmq.runtime.dispatcher import Dispatcher
+    from mx_rmq.runtime.held import HeldBatch, HeldMessage
     from mx_rmq.runtime.injection import Injection
     from mx_rmq.runtime.progress import ProgressSender
-    from mx_rmq.runtime.slots import HeldMessage
     from mx_rmq.runtime.steps import StepKeeper
     from mx_rmq.runtime.threads import Threads
 
 HandlerCall = Callable[["HeldMessage", "Message", Any], Awaitable[Any]]
 """Calls a handler with a message and its decoded payload."""
+
+Given = TypeVar("Given", Delivery, Batch)
+"""What middleware and handlers get."""
 
 
 class HandlerCalls:
@@ -49,11 +52,15 @@ class HandlerCalls:
         self._threads = threads
         self._dispatcher = dispatcher
         self.middleware = middleware
+        innermost = self._begin
+        self._handle = around_handle(middleware, innermost)
+        self._handle_batch = around_handle_batch(middleware, innermost)
+        self._has_middleware = self._handle is not innermost
         self._progress = progress
-        self.injection = injection
+        self._injection = injection
         self._steps = steps
-        self._delivered: dict[tuple[str, str | None, str, int], HeldMessage] = {}
-        self._not_awaited: dict[HeldMessage, Coroutine[Any, Any, Any]] = {}
+        self._delivered: dict[Hashable, HeldMessage | HeldBatch] = {}
+        self._not_awaited: dict[HeldMessage | HeldBatch, Coroutine[Any, Any, Any]] = {}
         """Handlers that middleware has called and not awaited yet."""
         self._loop = asyncio.get_running_loop()
 
@@ -61,28 +68,35 @@ class HandlerCalls:
         """Return the cheapest way to call a handler; None: it is a coroutine function that needs
         only its payload, as most are."""
         function, arguments = handler.function, handler.arguments
-        innermost = self._innermost(handler)
-        handle = around_handle(self.middleware, innermost)
-        if handle is not innermost or handler.wants_delivery or handler.dependencies is not None:
-            return lambda held, message, payload: self._deliver(held, message, payload, handle)
+        if self._has_middleware or handler.wants_delivery or handler.dependencies is not None:
+            return self._deliver
         if not handler.is_async:
             return lambda held, _, payload: self.in_thread(
                 held, Call(function, arguments(payload, None))
             )
         return None if handler.wants_payload else lambda *_: function()
 
-    async def _deliver(
-        self, held: HeldMessage, message: Message, payload: Any, handle: Handle
-    ) -> Any:
+    async def _deliver(self, held: HeldMessage, message: Message, payload: Any) -> Any:
         """Call middleware and handler with a Delivery."""
         timeout, clock = held.topic.handler.timeout, held.topic.clock
         deadline = None if timeout is None else clock.now() / 1000 + timeout
         delivery = self.delivery(held, message, payload, deadline, partial(self.extend, held))
-        # middleware may pass on a copy
-        key = (message.topic, held.topic.subscription, message.id, held.leased.token)
+        return await self._call(held, delivery, self._handle)
+
+    async def call_batch(self, held: HeldBatch, batch: Batch) -> Any:
+        """Call middleware and a batch handler."""
+        return await self._call(held, batch, self._handle_batch)
+
+    async def _call(
+        self,
+        held: HeldMessage | HeldBatch,
+        given: Given,
+        handle: Callable[[Given], Awaitable[Any]],
+    ) -> Any:
+        key = _key_of(given)
         self._delivered[key] = held
         try:
-            result = await handle(delivery)
+            result = await handle(given)
         finally:
             del self._delivered[key]
             not_awaited = self._not_awaited.pop(held, None)
@@ -123,31 +137,26 @@ class HandlerCalls:
         self._loop.call_soon_threadsafe(self._set_timeout, held, seconds)
         return held.topic.clock.now() / 1000 + seconds
 
-    def _innermost(self, handler: Handler) -> Handle:
-        """Return the function inside all middleware, which calls the handler."""
+    def _begin(self, given: Delivery | Batch) -> Coroutine[Any, Any, Any]:
+        """Return the call of a handler, for the innermost middleware to await."""
+        held = self._delivered[_key_of(given)]
+        running = self._not_awaited[held] = self._run(held, given)
+        return running
 
-        def call(delivery: Delivery) -> Any:
-            held = self._delivered[
-                delivery.topic, delivery.subscription, delivery.id, delivery.fence
-            ]
-            running = self._not_awaited[held] = self._run(held, delivery)
-            return running
-
-        return call
-
-    async def _run(self, held: HeldMessage, delivery: Delivery) -> Any:
+    async def _run(self, held: HeldMessage | HeldBatch, given: Delivery | Batch) -> Any:
         """Run a handler inside middleware, which may drop its result."""
         self._not_awaited.pop(held, None)
         handler = held.topic.handler
+        payload = given.payloads if isinstance(given, Batch) else given.payload
         if handler.dependencies is not None:
-            return await self.injection.run(
-                handler, delivery.payload, delivery, lambda call: self.in_thread(held, call)
+            return await self._injection.run(
+                handler, payload, given, lambda call: self.in_thread(held, call)
             )
-        given = handler.arguments(delivery.payload, delivery)
+        arguments = handler.arguments(payload, given)
         if handler.is_async:
-            result = await handler.function(*given)
+            result = await handler.function(*arguments)
         else:
-            result = await self.in_thread(held, Call(handler.function, given))
+            result = await self.in_thread(held, Call(handler.function, arguments))
         if result is not None:
             check_was_awaited(result, handler)
         return result
@@ -176,3 +185,10 @@ class HandlerCalls:
     def _set_timeout(self, held: HeldMessage | HeldBatch, seconds: float) -> None:
         if held.interrupt is not None:  # else the handler has ended
             self.timeouts.set(held, seconds)
+
+
+def _key_of(given: Delivery | Batch) -> Hashable:
+    """Return the key of what is delivered; middleware may pass on a copy of a Delivery."""
+    if isinstance(given, Batch):
+        return given
+    return given.topic, given.subscription, given.id, given.fence

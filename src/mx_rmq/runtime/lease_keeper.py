@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 
     from mx_rmq.runtime.consumer import Consumer
     from mx_rmq.runtime.event_bus import Events
+    from mx_rmq.runtime.held import HeldMessage
     from mx_rmq.runtime.lifecycle import Lifecycle
-    from mx_rmq.runtime.slots import HeldMessage, Slots, TopicSlots
+    from mx_rmq.runtime.slots import Slots, TopicSlots
     from mx_rmq.store import Store
 
 CHECK_EVERY: Final = 0.25

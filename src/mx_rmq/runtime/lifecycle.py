@@ -30,10 +30,12 @@ from mx_rmq.core.outcome import (
     Result,
     RetryLater,
     SnoozeLater,
+    undecided,
 )
 from mx_rmq.core.partition import topic_of
 from mx_rmq.core.text import named
 from mx_rmq.runtime.follow_ups import FollowUps
+from mx_rmq.runtime.held import HeldMessage, Stopped
 from mx_rmq.runtime.loop import Backoff, how_it_ended, spawn
 from mx_rmq.runtime.outcome_events import (
     after_losing,
@@ -41,7 +43,6 @@ from mx_rmq.runtime.outcome_events import (
     after_settling,
     seconds_run,
 )
-from mx_rmq.runtime.slots import HeldMessage, Stopped
 from mx_rmq.safe_log import get_logger
 from mx_rmq.store.archive_budgets import OVERHEAD
 from mx_rmq.store.arguments import MAX_BATCH
@@ -192,10 +193,14 @@ class Lifecycle:
                         _KINDS[kind].word,
                         error,
                     )
-            except Exception:  # our bug, before anything was sent: a retry would fail the same way
+            except Exception as error:  # our bug, before anything was sent: it would fail again
                 if len(batch) > 1:  # one message may be the cause: try them one by one
                     for one in batch:
                         await self._settle_batch(topic, kind, [one])
+                    return
+                if isinstance(finish := batch[0].outcome, Finish):  # after its lease, it would too
+                    logger.exception("%s of topic %s cannot be finished", batch[0].leased.id, topic)
+                    self.settle(batch[0], undecided(finish.message, error))
                     return
                 logger.exception(
                     "%s of topic %s cannot be settled as %s; its lease will expire",

@@ -18,12 +18,12 @@ from mx_rmq.core.outcome import (
     SnoozeLater,
 )
 from mx_rmq.core.text import named, text_of
-from mx_rmq.runtime.slots import Stopped
+from mx_rmq.runtime.held import Stopped
 
 if TYPE_CHECKING:
     from mx_rmq.core.message import Message
     from mx_rmq.core.outcome import Outcome
-    from mx_rmq.runtime.slots import HeldMessage
+    from mx_rmq.runtime.held import HeldMessage
 
 
 def after_settling(held: HeldMessage, kind: type) -> events.Event | None:

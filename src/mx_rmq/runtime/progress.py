@@ -18,7 +18,7 @@ from mx_rmq.runtime.loop import FailureLog, Loop, each
 from mx_rmq.store.arguments import MAX_BATCH
 
 if TYPE_CHECKING:
-    from mx_rmq.runtime.slots import HeldMessage
+    from mx_rmq.runtime.held import HeldMessage
     from mx_rmq.store import Store
 
 EVERY: Final = 0.25  # seconds between two calls

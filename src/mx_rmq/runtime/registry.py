@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from mx_rmq.core.errors import InvalidInput, MxRmqError, ServerFull
-from mx_rmq.core.names import short_worker
+from mx_rmq.core.names import ONE_OR_MANY, short_worker
 from mx_rmq.core.partition import base_topic, partitions, subscription_of
 from mx_rmq.core.text import brief
-from mx_rmq.runtime.batches import HeldBatch
+from mx_rmq.runtime.held import HeldBatch
 from mx_rmq.runtime.loop import AWAY
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
     from mx_rmq.core.handler import Handler
     from mx_rmq.runtime.consumer import Consumer
-    from mx_rmq.runtime.slots import HeldMessage, Slots
+    from mx_rmq.runtime.held import HeldMessage
+    from mx_rmq.runtime.slots import Slots
     from mx_rmq.store import Store
 
 BEAT: Final = 15.0  # seconds between two reports
@@ -92,10 +93,10 @@ class Registry:
                 raise
 
     async def _refuse_mixed(self) -> None:
-        """Refuse to start if a topic has a plain handler here and subscriptions elsewhere, or the
-        other way round.
+        """Refuse to start if a topic has a handler here and subscriptions elsewhere, or the other
+        way round.
 
-        A topic that is broken or away is not checked: the server gives a plain handler nothing.
+        A topic that is broken or away is not checked: the server gives such a handler nothing.
         """
         found: dict[str, dict[str, int]] = {}
 
@@ -110,8 +111,8 @@ class Registry:
         for topic, names in found.items():
             if names:
                 raise InvalidInput(
-                    f"topic {topic!r} has subscriptions ({', '.join(names)}), so a plain handler "
-                    "would get nothing: give the handler a subscription, or remove these with "
+                    f"topic {topic!r} has subscriptions ({', '.join(names)}), so a handler "
+                    "without one would get nothing: give it a subscription, or remove these with "
                     f"mx-rmq unsubscribe {topic} NAME"
                 )
         for seen in await self._store.views.workers() if self._bases else ():
@@ -119,9 +120,8 @@ class Registry:
             mixed = self._bases & set(topics if isinstance(topics, list) else ())
             if mixed and seen.age < ALIVE and seen.name != self._worker:
                 raise InvalidInput(
-                    f"worker {short_worker(seen.name)} serves topic {min(mixed)!r} with a plain "
-                    "handler; a topic has one plain handler or any number of subscriptions: stop "
-                    "that worker first"
+                    f"worker {short_worker(seen.name)} serves topic {min(mixed)!r} with a "
+                    f"handler without a subscription; {ONE_OR_MANY}: stop that worker first"
                 )
 
     async def _declare_subscriptions(self) -> None:

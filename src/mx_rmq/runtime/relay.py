@@ -26,7 +26,7 @@ BATCH: Final = 250  # messages moved per call, of each priority
 
 @dataclass(frozen=True, slots=True)
 class RelayedTopic:
-    """How a topic with subscriptions is looked after; it has no handler."""
+    """The options of a topic with subscriptions, which has no handler."""
 
     ttl_ms: int | None  # its default time to live
     max_crashes: int = MAX_CRASHES
@@ -66,7 +66,7 @@ class Relay:
         return None if all(done) else TRY_AGAIN
 
     async def _try_to_fan_out(self, topic: str) -> bool:
-        """Fan out a topic; False: it failed, and stays woken. One that is broken stops no other."""
+        """Fan out a topic; False: that failed, and it stays woken. It does not stop the others."""
         try:
             await self._fan_out(topic)
         except Exception as error:  # noqa: BLE001 - logged, and tried again

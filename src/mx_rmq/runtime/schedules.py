@@ -1,7 +1,7 @@
-"""The schedules: keeps up with those stored on the server, so that every worker fires them.
+"""Schedules: follows those stored on the server, so that every worker fires them.
 
-A change is published, and noticed at once. If that news is lost, or this user may not listen to
-channels, the next look at the version finds it.
+A change is published, so workers learn of it at once. If that notice is lost, or this user may not
+listen to channels, the next look at the version finds the change.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ READ_EVERY: Final = 300.0
 """Seconds after which everything is read again: a caller may have died before it told us."""
 DECLARE_EVERY: Final = 3600.0  # seconds
 FORGET: Final = 86_400_000
-"""Milliseconds after which a cron is forgotten that no worker declares any more."""
+"""Milliseconds after which a cron that no worker declares any more is forgotten."""
 
 
 class Schedules:
-    """Fires the schedules of a queue, in whatever topics and sites they are.
+    """Fires all schedules of a queue, in all topics and sites.
 
     `clocks` returns the clock of a site that this worker serves, or None. `watch` gets each loop
     that is started.

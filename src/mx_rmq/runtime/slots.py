@@ -20,21 +20,17 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass
-from enum import Enum
 from math import inf
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.core.partition import number_of
+from mx_rmq.runtime.held import HeldMessage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from mx_rmq.core.handler import Handler
-    from mx_rmq.core.message import Message
-    from mx_rmq.core.outcome import Outcome
     from mx_rmq.net.server_clock import ServerClock
-    from mx_rmq.runtime.steps import MessageSteps
     from mx_rmq.store.results import Leased
 
 AHEAD: Final = 0.02  # seconds of work that may be taken ahead of free slots
@@ -42,46 +38,6 @@ MEASURE: Final = 0.05  # seconds over which the rate is measured
 WEIGHT: Final = 0.05  # weight of the latest handler in its topic's average
 INSTANT: Final = 1e-6  # seconds; a handler that took less counts as this long
 CHUNK: Final = 64  # messages that make a call worthwhile, if they are handled quickly
-
-
-class Stopped(Enum):
-    """Why a handler was interrupted."""
-
-    TIMEOUT = "it took longer than its timeout"
-    LEASE_LOST = "its lease is lost"
-    ABORTED = "an operator aborted it"
-    SHUTDOWN = "the worker stops"
-    NO_THREAD = "no thread could be started for it"
-
-
-@dataclass(slots=True, eq=False, repr=False)  # a repr would put payloads into logs
-class HeldMessage:
-    """A message that is leased to this worker. Times are monotonic."""
-
-    topic: TopicSlots
-    leased: Leased
-    taken_at: float
-    extended_at: float  # when the lease was last known to have its full length
-    message: Message | None = None  # None until it is decoded
-    started_at: float | None = None
-    ended_at: float | None = None
-    interrupt: Callable[[], object] | None = None  # interrupts the handler while it runs
-    stopped: Stopped | None = None
-    outcome: Outcome | None = None  # None until it is decided
-    settling: bool = False  # the outcome is on its way to the server
-    unsure: bool = False  # a settling call was sent and never answered
-    steps: MessageSteps | None = None  # None: it has none so far
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether its handler was interrupted because the message is no longer ours."""
-        return self.stopped in (Stopped.LEASE_LOST, Stopped.ABORTED)
-
-    def stop(self, why: Stopped, *, again: bool = False) -> None:
-        """Interrupt the handler if it runs: once, for the first reason, or `again`."""
-        if self.interrupt is not None and (again or self.stopped is None):
-            self.stopped = self.stopped or why
-            self.interrupt()
 
 
 class TopicSlots:
@@ -281,11 +237,7 @@ class Slots:
 
     def reserve(self, topic: TopicSlots, count: int) -> None:
         """Reserve room for messages that are being asked for."""
-        if topic.batch:
-            self._commit(topic, count)
-        else:
-            topic.committed += count
-            self._committed += count
+        self._commit(topic, count)
         topic.asked += count
         if topic.limited:
             self._promise(topic, count)
@@ -294,11 +246,7 @@ class Slots:
         self, topic: TopicSlots, reserved: int, messages: Sequence[Leased], asked_at: float
     ) -> None:
         """Hold the messages that came, and free the rest of the reserved room."""
-        if topic.batch:
-            self._commit(topic, len(messages) - reserved)
-        else:
-            topic.committed += len(messages) - reserved
-            self._committed += len(messages) - reserved
+        self._commit(topic, len(messages) - reserved)
         topic.asked -= reserved
         for leased in messages:
             held = HeldMessage(topic, leased, asked_at, asked_at)
@@ -310,13 +258,13 @@ class Slots:
         self._give_turn(topic)
 
     def _commit(self, topic: TopicSlots, count: int) -> None:
-        """Count messages of a batch handler that are asked for or here, or are no longer."""
-        before = topic.committed // topic.batch
+        """Add `count` messages that are here or asked for; below 0, remove them."""
+        before = topic.committed // topic.per_slot
         topic.committed += count
-        self._committed += topic.committed // topic.batch - before
+        self._committed += topic.committed // topic.per_slot - before
 
     def _promise(self, topic: TopicSlots, count: int) -> None:
-        """Keep slots free for messages of a topic with limits, or no longer."""
+        """Keep slots free for `count` more messages of a topic with limits; below 0, fewer."""
         if topic.batch:
             slots = -(-(topic.asked + len(topic.waiting)) // topic.batch)
             count, topic.promised = slots - topic.promised, slots
@@ -425,7 +373,7 @@ class Slots:
             del self.held[held]
             if held.topic.batch:
                 self._commit(held.topic, -1)
-            else:
+            else:  # as `_commit` does, without a call per message
                 held.topic.committed -= 1
                 self._committed -= 1
 

@@ -1,51 +1,41 @@
-"""Work in several steps: what `delivery.step`, `sleep`, `wait`, `produce` and `results` do.
+"""Work in several steps: what happens before and after the handler, and how progress is noted.
 
-What a handler has finished is noted in the record of its message, under its lease. A handler that
-sleeps or waits is ended by `Suspended`. Later it runs again from its beginning, and finished steps
-return what was noted.
+Progress is noted in the record of the message, under its lease. A handler that sleeps or waits ends
+with `Suspended`. Later it runs again from the start, and finished steps return their noted values.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import msgspec
 from msgspec.structs import replace
 
 from mx_rmq.core import codec
 from mx_rmq.core import steps as core_steps
-from mx_rmq.core.durations import Seconds, as_seconds
 from mx_rmq.core.errors import InvalidInput, PayloadTooLarge, ScriptFailed
-from mx_rmq.core.outcome import Complete, DeadLetter, Finish, Park, Result, SnoozeLater, Suspended
-from mx_rmq.core.outgoing import Outgoing
-from mx_rmq.core.payload import decoder, unreadable
+from mx_rmq.core.middleware import Middleware, around_produce
+from mx_rmq.core.outcome import Complete, DeadLetter, Finish, Park, Result
 from mx_rmq.core.status import Kept
-from mx_rmq.core.steps import (
-    ALL_STEPS,
-    MAX_FLOW_BYTES,
-    MAX_FOLLOW_UPS,
-    NOTHING,
-    check_name,
-    follow_up_id,
-)
+from mx_rmq.core.steps import NOTHING
 from mx_rmq.core.text import named
-from mx_rmq.in_thread import in_thread
-from mx_rmq.runtime.follow_ups import COMPLETED
 from mx_rmq.runtime.loop import AWAY, Backoff, FailureLog
+from mx_rmq.runtime.message_steps import MessageSteps
 from mx_rmq.runtime.waiting_check import look_for_sources
 from mx_rmq.store.results import Settled
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
+
+    import msgspec
 
     from mx_rmq.core.handler import Handler
     from mx_rmq.core.message import Message
     from mx_rmq.core.outcome import Outcome
-    from mx_rmq.core.outgoing import ProduceOptions
+    from mx_rmq.core.outgoing import Outgoing
+    from mx_rmq.runtime.held import HeldMessage
     from mx_rmq.runtime.lifecycle import Lifecycle
-    from mx_rmq.runtime.slots import HeldMessage
+    from mx_rmq.runtime.message_steps import FollowUp
     from mx_rmq.store import Store
 
 T = TypeVar("T")
@@ -66,12 +56,16 @@ class StepKeeper:
         *,
         worker: str,
         on_untold: Callable[[str], None],
+        middleware: Sequence[Middleware] = (),
     ) -> None:
         self._store = store
         self._lifecycle = lifecycle
         self._on_untold = on_untold
         self._follow_ups = lifecycle.follow_ups
         self._worker = worker
+        self._middleware = [
+            one for one in middleware if type(one).produce is not Middleware.produce
+        ]
         self.max_payload = store.limits.max_payload
         self._failures = FailureLog("steps")
 
@@ -122,7 +116,8 @@ class StepKeeper:
                 f"{held.topic.handler.name} caught Suspended and went on; "
                 "let it pass: catch Exception instead of BaseException"
             )
-        produced = work.follow_ups if work is not None else []
+        follow_ups = work.close() if work is not None else []
+        produced = [made for one in follow_ups for made in await self._passed(one)]
         if not produced and not steps.tell:
             return None
         value = NOTHING
@@ -132,6 +127,29 @@ class StepKeeper:
         message = core_steps.write(message, replace(steps, then=planned, result=value))
         message = replace(message, ttl=None)  # it cannot expire any more
         return Finish(message, self._completion(held, message, value))
+
+    async def _passed(self, follow_up: FollowUp) -> list[Message]:
+        """Return a follow-up as middleware has changed it; none if middleware has stopped it."""
+        planned = follow_up.message
+        if not self._middleware:
+            return [planned]
+        made: list[Message] = []
+
+        async def take(outgoing: Sequence[Outgoing]) -> list[str]:
+            made.extend(one.message(self.max_payload) for one in outgoing)
+            return [one.id for one in made]
+
+        async def run() -> None:
+            await around_produce(self._middleware, take)([follow_up.outgoing.as_sent(planned)])
+
+        # In the context of the call: a trace goes on from there.
+        await asyncio.create_task(run(), context=follow_up.context)
+        if any((one.topic, one.id) != (planned.topic, planned.id) for one in made) or len(made) > 1:
+            raise InvalidInput(
+                f"middleware changed the topic or the id of a follow-up to {planned.topic}, or "
+                "sent it twice: it may change its payload, headers and options"
+            )
+        return made
 
     def _completion(self, held: HeldMessage, message: Message, result: msgspec.Raw) -> Complete:
         return completion(held.topic.handler, message, self._worker, bytes(result) or b"null")
@@ -177,191 +195,3 @@ def completion(handler: Handler, message: Message, worker: str, result: bytes) -
         return _COMPLETE
     kept = Kept(attempt=message.attempts + 1, created_at=message.created_at, ttl=ttl, worker=worker)
     return Result(kept.with_result(result), ttl)
-
-
-class MessageSteps:
-    """The steps of one message, while its handler runs."""
-
-    def __init__(self, keeper: StepKeeper, held: HeldMessage, signals: dict[str, bytes]) -> None:
-        self._keeper = keeper
-        self._held = held
-        self._signals = signals
-        self._late: dict[str, None] = {}  # waits that timed out in this call
-        self._noting = asyncio.Lock()
-        self._unnoted: dict[str, None] = {}  # finished steps that the server may not have
-        self.follow_ups: list[Message] = []
-        self._follow_up_bytes = 0
-        self.suspended = False
-
-    @property
-    def _message(self) -> Message:
-        message = self._held.message
-        if message is None:
-            raise InvalidInput("the message is not being handled")
-        return message
-
-    async def step(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
-        """Run a function, unless it has finished before; return its value as JSON holds it."""
-        self._refuse_in_batch("step")
-        check_name("step", name)
-        _check_function(name, function)
-        steps = core_steps.read(self._message)
-        if name in steps.done:
-            await self._note(name)
-            return msgspec.json.decode(steps.done[name])
-        if name in steps.until:
-            raise InvalidInput(f"step {name!r} has the name of a sleep or a wait")
-        self._stop_if_ended()
-        if inspect.iscoroutinefunction(function):
-            value = await function(*args)
-        else:
-            value = await in_thread(function, *args)
-            if inspect.isawaitable(value):
-                value = await value
-        self._stop_if_ended()
-        encoded = self._keeper.encoded(f"the value of step {name!r}", value)
-        steps = core_steps.read(self._message)
-        done = {**steps.done, name: encoded}
-        size, most = sum(map(len, done.values())), ALL_STEPS * self._keeper.max_payload
-        if size > most:
-            raise InvalidInput(
-                f"step {name!r}: the values of all steps take {size:,} bytes; "
-                f"the limit is {most:,} ({ALL_STEPS} times max_payload)"
-            )
-        self._check_names([*done, *steps.until])
-        # Set before it is noted: a step or a suspension that runs at the same time builds on it.
-        self._held.message = core_steps.write(
-            self._message, replace(steps, done=done, late=self._all_late(steps))
-        )
-        self._unnoted[name] = None
-        await self._note(name)
-        return msgspec.json.decode(encoded)
-
-    async def _note(self, name: str) -> None:
-        """Return when a finished step is noted, with all that have finished meanwhile."""
-        async with self._noting:  # one after the other: an older record must not arrive last
-            if name in self._unnoted:
-                names = list(self._unnoted)
-                await self._keeper.note(self._held, self._message, f"step {', '.join(names)}")
-                for one in names:
-                    del self._unnoted[one]
-
-    async def sleep(self, name: str, seconds: Seconds) -> None:
-        """Return when the time has passed; until then, hold no slot and no lease."""
-        self._refuse_in_batch("sleep")
-        check_name("sleep", name)
-        until, now = self._until(name, as_seconds(f"sleep {name!r}: ", seconds)), self._now()
-        if now < until:
-            delay = until - now
-            message = replace(self._message, due=until)
-            raise self._suspended(SnoozeLater(message, delay, f"sleep {name}"))
-
-    async def wait(self, name: str, timeout: Seconds | None, type: Any) -> Any:  # noqa: ASYNC109 - it raises TimeoutError
-        """Return the value of a signal; until it comes, hold no slot and no lease."""
-        self._refuse_in_batch("wait")
-        check_name("signal", name)
-        decode = decoder(type, f"wait({name!r})")
-        value, is_late = self._signals.get(name), name in core_steps.read(self._message).late
-        if value is not None and not is_late:
-            try:
-                return decode(value)
-            except Exception as error:
-                raise unreadable(error, type, value, f"the signal {name!r}") from error
-        seconds = None if timeout is None else as_seconds(f"wait {name!r}: timeout=", timeout)
-        until, now, delay = self._until(name, seconds), self._now(), None
-        if until:
-            delay = until - now
-            if delay <= 0 or is_late:
-                self._late[name] = None
-                raise TimeoutError(f"the signal {name!r} did not come in time")
-        raise self._suspended(Park(self._message, (name,), delay, f"for signal {name}"))
-
-    def produce(
-        self, topic: str, payload: Any, options: ProduceOptions, *, id: str | None, key: str | None
-    ) -> str:
-        """Plan a message that is produced when this one completes; return its id."""
-        if len(self.follow_ups) >= MAX_FOLLOW_UPS:
-            raise InvalidInput(f"a handler may produce {MAX_FOLLOW_UPS:,} follow-ups")
-        for name in ("on_duplicate", "dedup", "confirm"):
-            if options.get(name) not in (None, "ignore"):
-                raise InvalidInput(f"{name}: a follow-up does not take this option")
-        id = id or follow_up_id(self._held.topic.topic, self._message, len(self.follow_ups) + 1)
-        outgoing = Outgoing.of(topic, payload, options, id=id, key=key)
-        message = outgoing.message(self._keeper.max_payload)
-        size = self._follow_up_bytes + len(message.payload)
-        if size > MAX_FLOW_BYTES:
-            raise InvalidInput(
-                f"the follow-ups take {size:,} bytes; the limit is {MAX_FLOW_BYTES:,}"
-            )
-        self._follow_up_bytes = size
-        self.follow_ups.append(message)
-        return id
-
-    @property
-    def results(self) -> list[Any]:
-        """What the messages returned that this one waited for; None for a dead one."""
-        steps = core_steps.read(self._message)
-        found = []
-        for source in steps.after:
-            value = self._signals.get(source.signal, b"")
-            found.append(msgspec.json.decode(value[1:]) if value[:1] == COMPLETED else None)
-        return found
-
-    def _refuse_in_batch(self, what: str) -> None:
-        if self._held.topic.handler.batch is not None:
-            raise InvalidInput(
-                f"delivery.{what}: a batch handler has no steps of a single message; "
-                "use a handler without batch="
-            )
-
-    def _stop_if_ended(self) -> None:
-        """Cancel a task that the handler has left behind: its outcome has the steps until then.
-
-        It is on its way to the server, and would undo a step that is noted now.
-        """
-        if self._held.settling:
-            raise asyncio.CancelledError
-
-    def _until(self, name: str, seconds: float | None) -> int:
-        """Return when a sleep or a wait ends, 0 if never; the first call decides."""
-        steps = core_steps.read(self._message)
-        if name in steps.done:
-            raise InvalidInput(f"{name!r} is also the name of a step")
-        until = steps.until.get(name)
-        if until is None:
-            until = 0 if seconds is None else self._now() + round(seconds * 1000)
-            until_of = {**steps.until, name: until}
-            self._check_names([*steps.done, *until_of])
-            steps = replace(steps, until=until_of, late=self._all_late(steps))
-            self._held.message = core_steps.write(self._message, steps)
-        return until
-
-    def _check_names(self, names: list[str]) -> None:
-        """Refuse one name too many: a handler that sleeps in a loop would never stop growing."""
-        size, most = sum(map(len, names)), self._keeper.max_payload
-        if size > most:
-            raise InvalidInput(
-                f"{len(names):,} steps, sleeps and waits of a message have names of {size:,} "
-                f"characters; the limit is {most:,} (setting max_payload)"
-            )
-
-    def _all_late(self, steps: core_steps.Steps) -> list[str]:
-        return list(dict.fromkeys((*steps.late, *self._late)))
-
-    def _suspended(self, outcome: SnoozeLater | Park) -> Suspended:
-        self.suspended = True
-        return Suspended(outcome)
-
-    def _now(self) -> int:
-        return self._held.topic.clock.now()
-
-
-def _check_function(name: str, function: Any) -> None:
-    """Refuse what cannot be called, such as a coroutine."""
-    if inspect.iscoroutine(function):
-        function.close()  # or Python warns that it was never awaited
-    if not callable(function):
-        raise InvalidInput(
-            f"step {name!r}: {type(function).__name__} is not a function; "
-            "pass the function and its arguments: step(name, function, *args)"
-        )

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from mx_rmq.runtime.slots import Stopped
+from mx_rmq.runtime.held import Stopped
 
 if TYPE_CHECKING:
-    from mx_rmq.runtime.batches import HeldBatch
-    from mx_rmq.runtime.slots import HeldMessage
+    from mx_rmq.runtime.held import HeldBatch, HeldMessage
 
 
 class Timeouts:

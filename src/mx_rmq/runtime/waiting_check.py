@@ -1,8 +1,8 @@
-"""Looks after messages that wait for other messages.
+"""Wakes messages that wait for other messages, where these cannot tell them.
 
-A message tells those who wait for it when it completes. The check helps where that is not enough:
-the message was produced outside the flow and does not know, or it died, was cancelled or was
-discarded without a worker that could tell.
+A message tells those that wait for it when it completes. That is not enough if it was produced
+outside the flow and does not know of them, or if it died, was cancelled or was discarded without a
+worker that could tell.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mx_rmq.core import codec
 from mx_rmq.core import steps as core_steps
-from mx_rmq.core.errors import DecodeError
+from mx_rmq.core.errors import DecodeError, NewerRecord
 from mx_rmq.core.message import State
 from mx_rmq.core.partition import topic_of
 from mx_rmq.core.status import Kept
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 BATCH: Final = 100  # waiting messages of a topic that are looked at in one step
 EVERY: Final = 2.0
-"""Seconds between two looks at a message that waits for one that does not know of it. Any other is
-looked at after each survey."""
+"""Seconds between two looks at a message that waits for one that does not know of it. All others
+are looked at after each survey."""
 
 
 class WaitingCheck:
@@ -102,7 +102,7 @@ async def look_for_sources(
         missing = await _missing(store, topic, message.id)
         after = [source for source in after if source.signal in missing]
     # Read before the states: what the head no longer carries has been produced.
-    carried = set() if steps.head is None else await _carried(store, steps.head)
+    carried = set() if steps.head is None else await _carried(store, steps.head, steps.after)
     by_part: defaultdict[str, list[Prerequisite]] = defaultdict(list)
     for source in after:
         by_part[source.part].append(source)
@@ -142,13 +142,20 @@ async def _missing(store: Store, topic: str, id: str) -> set[str]:
     return set((await store.views.waits.awaited(topic, id, MAX_AFTER)).names)
 
 
-async def _carried(store: Store, head: Prerequisite) -> set[tuple[str, str]]:
+async def _carried(
+    store: Store, head: Prerequisite, all: list[Prerequisite]
+) -> set[tuple[str, str]]:
     """Return the messages of a flow that may not have been produced yet: partition and id."""
     (status,) = await store.read_status(head.part, [head.id], live=True)
     if status is None or status.state in (State.COMPLETED, State.QUARANTINED):
         return set()
-    message = codec.decode(status.data, topic_of(head.part), head.id)
-    return {(one.part, one.message.id) for one in core_steps.read(message).before}
+    try:
+        message = codec.decode(status.data, topic_of(head.part), head.id)
+        return {(one.part, one.message.id) for one in core_steps.read(message).before}
+    except NewerRecord:  # a newer worker will produce them
+        return {(one.part, one.id) for one in all}
+    except DecodeError:  # it will be quarantined, with the messages that it carries
+        return set()
 
 
 def _value(source: Prerequisite, status: RawStatus | None, steps: Steps) -> bytes | None:

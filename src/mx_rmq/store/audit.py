@@ -155,18 +155,18 @@ class Audit:
         reading.records = await self._fields(keys.payload)
         reading.waiting = await self._waiting(keys)
         for key in (keys.delay_tasks_high, keys.delay_tasks, keys.delay_tasks_low):
-            reading.delayed.update(dict(await self._scan("ZSCAN", key)).keys())
-        reading.expiries = set(dict(await self._scan("ZSCAN", keys.expiry)))
+            reading.delayed.update(await self._members(key))
+        reading.expiries = await self._members(keys.expiry)
         reading.leases = dict(await self._scan("HSCAN", keys.processing))
         reading.places = dict(await self._scan("HSCAN", keys.keyed))
-        reading.lines = set(dict(await self._scan("ZSCAN", keys.lines)))
-        reading.ring = set(dict(await self._scan("ZSCAN", keys.ring)))
-        reading.blocked = set(dict(await self._scan("ZSCAN", keys.blocked)))
-        reading.running = set(dict(await self._scan("ZSCAN", keys.running)))
-        reading.parked = set(dict(await self._scan("ZSCAN", keys.waiting)))
-        reading.awaited = set(dict(await self._scan("ZSCAN", keys.awaited)))
+        reading.lines = await self._members(keys.lines)
+        reading.ring = await self._members(keys.ring)
+        reading.blocked = await self._members(keys.blocked)
+        reading.running = await self._members(keys.running)
+        reading.parked = await self._members(keys.waiting)
+        reading.awaited = await self._members(keys.awaited)
         reading.signalled = await self._signalled(keys)
-        reading.deadlines = set(dict(await self._scan("ZSCAN", keys.expire_monitor)))
+        reading.deadlines = await self._members(keys.expire_monitor)
         now, limits = await self._store.time(keys.payload), self._store.limits
         result_ttl = (await self._store.views.result_ttl(keys.topic) or 0) / 1000
         for index, ids, ttl in (
@@ -189,7 +189,7 @@ class Audit:
         waiting.before = set(await self._scan("SSCAN", keys.cancelled))
         for key in (keys.pending_high, keys.pending, keys.pending_low):
             await self._list(key, waiting.places)
-        waiting.places.update(map(id_in_line, dict(await self._scan("ZSCAN", keys.lines))))
+        waiting.places.update(map(id_in_line, await self._members(keys.lines)))
         waiting.after = set(await self._scan("SSCAN", keys.cancelled))
         return waiting
 
@@ -216,6 +216,10 @@ class Audit:
             if len(found) < STEP:
                 return ids
             last = found[-1]
+
+    async def _members(self, key: str) -> set[bytes]:
+        """Return the members of a sorted set."""
+        return {member for member, _ in await self._scan("ZSCAN", key)}
 
     async def _scan(self, command: str, key: str) -> list[Any]:
         """Return the members of a set, or the pairs of a sorted set or hash."""

@@ -1,4 +1,4 @@
-"""Give a topic more partitions, which are paused and limited as the others are.
+"""Gives a topic more partitions, with the pauses and limits of the others.
 
 Any worker or operator may do this, and several at once: all of them write the same.
 """

@@ -1,4 +1,4 @@
-"""What may be wrong about the lines of keys, in words, by the codes of repair_lines.lua."""
+"""The faults of lines, in words, by the codes of repair_lines.lua."""
 
 from __future__ import annotations
 

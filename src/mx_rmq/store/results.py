@@ -69,9 +69,10 @@ class Signalled(StrEnum):
     THERE = "s"  # a signal with this name has come before, and counts
     UNKNOWN = "0"  # there is no such message
     FULL = "f"  # too many signals are kept for the message
+    COPIED = "c"  # the topic has subscriptions; only their copies get signals
 
     def __bool__(self) -> bool:
-        return self is not Signalled.UNKNOWN and self is not Signalled.FULL
+        return self not in (Signalled.UNKNOWN, Signalled.FULL, Signalled.COPIED)
 
 
 PLACED: Final = {ord(placed): placed for placed in Placed}

@@ -160,8 +160,11 @@ async def put_schedule(store: Store, schedule: Schedule, *, by: str = "") -> Non
         if await list_schedule(store, schedule.name, before, listed) == listed:
             break
     else:
-        raise InvalidInput(f"schedule {schedule.name!r} is being changed by too many others")
+        raise InvalidInput(f"schedule {schedule.name!r} is being changed elsewhere: try again")
+    paused = [_pause(await _pause_in(store, other, schedule.name)) for other in others]
     await store_schedule(store, schedule, generation, by=by)
+    for pause in filter(None, paused):  # it stays paused, as in the same topic
+        await pause_schedule(store, topic, schedule.name, reason=pause.reason, by=by)
     for other, seen in others.items():  # not one that was stored there since we saw the list
         await remove_schedule(store, other, schedule.name, generation=seen, by=by)
     # Even if nothing has to be taken out of the list: workers may have read it too early.
@@ -181,6 +184,13 @@ async def drop_schedule(store: Store, name: str, *, by: str = "") -> bool:
 
 async def _place_of(store: Store, name: str) -> str:
     return decoded(await store.caller.command("HGET", store.keys.schedule_topics, name) or b"")
+
+
+async def _pause_in(store: Store, topic: str, name: str) -> bytes | None:
+    found: bytes | None = await store.caller.command(
+        "HGET", store.keys.of(topic).schedules, f"!{name}"
+    )
+    return found
 
 
 def _places_in(listed: str) -> dict[str, str]:

@@ -36,9 +36,9 @@ async def subscriptions(store: Store, part: str) -> dict[str, int]:
 async def declare_subscription(
     store: Store, topic: str, name: str, *, again: bool = False, by: str = ""
 ) -> bool:
-    """Give a topic a subscription, in all its partitions; return whether it has it now.
+    """Declare a subscription in all partitions of a topic; return whether the topic has it now.
 
-    `again`: a worker makes sure that it is still there; not if it was removed meanwhile.
+    `again`: a worker makes sure that it is still there. If it was removed, it stays removed.
     """
     check_topic(topic)
     check_subscription(name)
@@ -62,7 +62,7 @@ async def _declare(store: Store, part: str, name: str, *, again: bool, by: str) 
 
 
 async def remove_subscription(store: Store, part: str, name: str, *, by: str = "") -> Settled:
-    """Let a partition of a topic give a subscription no more copies."""
+    """Stop copying the messages of a topic or partition to a subscription."""
     named: dict[str, Value] = {"name": check_subscription(name), "by": brief(by)}
     return Settled((await store.run("remove_subscription", part, named)).decode())
 

@@ -1,4 +1,4 @@
-"""What may be wrong about messages that wait for signals, in words: see repair_waits.lua."""
+"""The faults of messages that wait for signals, in words: see repair_waits.lua."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ if TYPE_CHECKING:
 
 WRONG_WAITS: Final = {
     1: ("waits for signals, but is not delayed", "no longer waits for signals"),
-    2: ("misses signals, but does not wait for them", "waits for its signals if it is delayed"),
-    4: ("misses signals that have come", "no longer misses signals that have come"),
-    8: ("waits, but misses no signal", "due now, for it misses no signal"),
+    2: ("awaits signals, but is not waiting", "waits for them if it is delayed"),
+    4: ("awaits signals that have come", "no longer waits for them"),
+    8: ("is waiting, but awaits no signal", "made due"),
     16: ("has signals, but is gone", "signals dropped"),
 }
 """By the codes of repair_waits.lua: what is wrong, and what a repair does."""

@@ -17,7 +17,7 @@ from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.handler import Handler
 from mx_rmq.core.limits import Limit
 from mx_rmq.core.middleware import Middleware
-from mx_rmq.core.outcome import Retry
+from mx_rmq.core.outcome import Retry, SnoozeLater, suspension
 from mx_rmq.core.retry import ByError, Delays, policy_of
 from mx_rmq.embedded import EmbeddedServer
 from mx_rmq.store import Store
@@ -57,8 +57,9 @@ def use(
     `dependency_overrides` set in the block are gone. Crons do not tick.
 
     `instant_retries`: retries do not wait. `instant_delays`: messages produced with `delay` or `at`
-    do not wait either. `instant_rates`: no `rate` applies. With all three, `drain` leaves nothing
-    behind and never waits. `produce` never waits for replicas.
+    do not wait either, nor do handlers that call `delivery.sleep`. `instant_rates`: no `rate`
+    applies. With all three, `drain` never waits, and leaves only what waits for a signal or is
+    snoozed. `produce` never waits for replicas.
     """
     instant = {"retries": instant_retries, "delays": instant_delays, "rates": instant_rates}
     return Use(mq, _used(mq, url, **instant))
@@ -117,6 +118,8 @@ def _used(
         mq.dependency_overrides = dict(mq.dependency_overrides)
         if retries:
             mq.middleware = (_InstantRetry(), *mq.middleware)
+        if delays:
+            mq.middleware = (_InstantSleep(), *mq.middleware)
 
         def leave() -> list[str]:
             """Restore the queue and clean up; return the problems found."""
@@ -201,6 +204,19 @@ class _InstantRetry(Middleware):
             for why in batch.failed.values():
                 if isinstance(why, Retry):
                     _retry_now(why)
+
+
+class _InstantSleep(Middleware):
+    """`delivery.sleep` does not wait: the handler is called again at once."""
+
+    async def handle(self, delivery: Delivery, call_next: Handle) -> Any:
+        try:
+            return await call_next(delivery)
+        except BaseException as error:
+            suspended = suspension(error)
+            if suspended is not None and isinstance(suspended.outcome, SnoozeLater):
+                suspended.outcome = delivery._work("sleep").skip_sleep(suspended.outcome)
+            raise
 
 
 def _retry_now(error: Retry) -> None:

@@ -4,8 +4,8 @@
 -- a message with this id, also a dead or quarantined one, that one stays as it is, and the copy is
 -- not made. Keys take turns here, too. An id without a record, or with a lease, is dropped and
 -- counted. The topic itself says which subscriptions it has: if the caller passed the keys of
--- others, nothing is moved, and it must ask again. Signals that came for the message itself go. A
--- paused topic keeps its messages. At maxmemory this is refused, like a produce.
+-- others, nothing is moved, and it must ask again. Signals for the original are dropped. A paused
+-- topic keeps its messages. At maxmemory this is refused, like a produce.
 -- Returns  the names of the subscriptions; if they are those that were passed: how many messages
 --          were moved, and how many are left
 -- Cost     O(log N) per message and subscription, N waiting in it
@@ -91,16 +91,23 @@ for n = 1, fit do
   if spots[n] then members_out[#members_out + 1] = spots[n].member end
 end
 local any_keyed = redis.call('HLEN', keyed) > 0
+-- Reads whose answers do not matter: a key of a wrong type must fail before the first write.
 redis.call('ZCARD', ring)
 redis.call('ZCARD', blocked)
 redis.call('HLEN', payload)
 local ended, any_signals = moved, redis.call('ZCARD', signals) > 0
 
-local plans = {}
-for first = stride + 1, #KEYS, stride do
+-- From here on, the names of keys are those of one topic or subscription after the other.
+local function use_keys_from(first)
   payload, pending_high, pending, pending_low, lines, ring, blocked, keyed, cancelled, expiry,
     processing, dlq_payload, error_parse_payload, signals, doorbell, meta,
     totals, history = unpack(KEYS, first, first + stride - 1)
+end
+
+-- What each subscription gets.
+local plans = {}
+for first = stride + 1, #KEYS, stride do
+  use_keys_from(first)
   local any_dead = redis.call('HLEN', dlq_payload) > 0
   local any_quarantined = redis.call('HLEN', error_parse_payload) > 0
   -- Few ids are there already, so 64 are looked up in one call, which moves no records.
@@ -138,7 +145,7 @@ for first = stride + 1, #KEYS, stride do
   end
   -- use: line_ends
   plan.members, plan.numbered, plan.entering, plan.roused = members, numbered, entering, roused
-  redis.call('LLEN', pending_high)
+  redis.call('LLEN', pending_high) -- these, too
   redis.call('LLEN', pending)
   redis.call('LLEN', pending_low)
   redis.call('ZCARD', expiry)
@@ -148,10 +155,9 @@ for first = stride + 1, #KEYS, stride do
   plans[first] = plan
 end
 
-for first = #KEYS - stride + 1, 1, -stride do -- the topic itself comes last
-  payload, pending_high, pending, pending_low, lines, ring, blocked, keyed, cancelled, expiry,
-    processing, dlq_payload, error_parse_payload, signals, doorbell, meta,
-    totals, history = unpack(KEYS, first, first + stride - 1)
+-- The writes: copies first, then the topic gives its messages up.
+for first = #KEYS - stride + 1, 1, -stride do
+  use_keys_from(first)
   local plan = plans[first]
   if plan then
     local members, numbered, entering, roused =

@@ -1,6 +1,6 @@
--- remove_subscription: a topic has a subscription no longer
--- fan_out gives it no more copies. What it has stays. That it was removed is noted, so that a
--- worker that still has it does not bring it back, until one starts. Only the last 50 are noted.
+-- remove_subscription: a topic no longer has a subscription
+-- fan_out gives it no more copies. What it has stays. The removal is noted, so that running workers
+-- do not bring it back; a worker that starts with it does. Only the last 50 are noted.
 -- Returns  1 removed now, 2 by an earlier copy of this call, 0 it was not there
 -- Cost     O(S), S subscriptions
 -- keys: meta | receipt totals history

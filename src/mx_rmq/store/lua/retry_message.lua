@@ -5,7 +5,8 @@
 -- its place: its line waits until it is due. `hold` holds back the whole key in any case. Times are
 -- in ms; `expires`, `hold` and `awaits` may be ''. `awaits` are the names of signals, one per line:
 -- the message is parked until all of them have come, at the latest until it is due; '' as its delay
--- means forever. If all of them are there already, it is due now.
+-- means forever. If all of them are there already, it is due now. A message that waits for others
+-- (\x01 begins the name) has not begun, so it keeps no place: they may be behind it in its line.
 -- Returns  same as complete_message
 -- Cost     O(log P + log D) per message, P in processing, D delayed
 -- keys: payload | delay_tasks* | expiry | processing expire_monitor | doorbell_delay
@@ -21,11 +22,13 @@ if count == 0 then return answer end
 redis.call('HLEN', payload)
 local soonest, records, expiries, about, hold_of = math.huge, {}, {}, {}, {}
 local never, since, missing = 253402300799000, {}, {} -- never: the end of the year 9999
+local not_begun = {}
 local due_times = {high = {}, normal = {}, low = {}}
 for _, i in ipairs(mine) do
   local due, awaits = now + (tonumber(ARGV[i + 4]) or never - now), ARGV[i + 8]
   if awaits ~= '' then
     local before = #missing
+    not_begun[ARGV[i]] = string.byte(awaits) == 1
     redis.call('ZCARD', waiting)
     redis.call('ZCARD', awaited)
     for name in string.gmatch(awaits, '[^\n]+') do
@@ -67,7 +70,7 @@ if #freed > 0 then
     local key, hold = string.match(places[n], '^[^\t]*'), hold_of[with_key[n]]
     local set = string.match(redis.call('HGET', limits, key) or '', '^%S+')
     local strict = overtake ~= '1' and (tonumber(set) or tonumber(key_most)) == 1
-    if not strict then out[#out + 1] = member end
+    if not strict or not_begun[with_key[n]] then out[#out + 1] = member end
     if hold and key ~= '' then
       holds[#holds + 1], holds[#holds + 2] = at + hold, key .. '\t'
       hold_ttl = math.max(hold_ttl, hold)

@@ -1,12 +1,12 @@
 -- signal_message: waiting -> delayed, due now, once nothing is missing
 -- Keeps signals for messages that exist, in any state, until they end. Of two signals with one name
 -- the first counts. A message whose last missing signal has come is due; so is one that must `wake`
--- for another reason.
+-- for another reason. A topic with subscriptions keeps none: fan_out would drop them.
 -- Returns  one letter per signal: 1 kept, 2 kept by an earlier copy of this call, s there was one
---          already, 0 no such message, f the message has too many
+--          already, 0 no such message, f the message has too many, c the topic has subscriptions
 -- Cost     O(log N) per signal, N kept
 -- keys: payload | delay_tasks* | waiting awaited signals | dlq_payload error_parse_payload
--- keys: doorbell_delay | receipt totals history
+-- keys: doorbell_delay meta | receipt totals history
 
 local most = tonumber(ARGV.most)  -- signals kept per message
 local by   = ARGV.by              -- who sends them
@@ -15,12 +15,16 @@ local each, width = ARGV.each, 4  -- per signal: id, name, value, wake
 
 local answer, ids, names, arriving, kept, came, wakes, woken = {}, {}, {}, {}, {}, {}, {}, {}
 local any_awaited = redis.call('ZCARD', awaited) > 0
+local subscriptions = redis.call('HGET', meta, 'subscriptions') or ''
+local is_copied = string.find(subscriptions, '^[^-]')
 for i = each, #ARGV, width do
   local id, name = ARGV[i], ARGV[i + 1]
   local member = id .. '\t' .. name
   local held = redis.call('ZLEXCOUNT', signals, '[' .. id .. '\t', '(' .. id .. '\n')
   local code = '1'
-  if redis.call('HEXISTS', payload, id) == 0 and redis.call('HEXISTS', dlq_payload, id) == 0
+  if is_copied then
+    code = 'c'
+  elseif redis.call('HEXISTS', payload, id) == 0 and redis.call('HEXISTS', dlq_payload, id) == 0
     and redis.call('HEXISTS', error_parse_payload, id) == 0 then
     code = '0'
   elseif arriving[member]
@@ -33,7 +37,7 @@ for i = each, #ARGV, width do
     kept[#kept + 1], kept[#kept + 2] = '0', member .. '\t' .. ARGV[i + 2]
     ids[#ids + 1], names[#names + 1] = id, name
   end
-  if code ~= '0' and ARGV[i + 3] == '1' then wakes[#wakes + 1] = id end
+  if code ~= '0' and code ~= 'c' and ARGV[i + 3] == '1' then wakes[#wakes + 1] = id end
   answer[#answer + 1] = code
 end
 answer = table.concat(answer)
