@@ -443,6 +443,19 @@ async def test_follow_ups_are_produced_when_the_message_completes(mq: MessageQue
     assert (ids[0], {"order": 7}) in got
 
 
+async def test_a_follow_up_that_comes_too_late_is_refused(mq: MessageQueue) -> None:
+    left_behind: list[Delivery] = []
+
+    @mq.handler("order")
+    async def order(_: None, delivery: Delivery) -> None:
+        left_behind.append(delivery)
+
+    await mq.produce("order", None)
+    await Worker(mq).drain()
+    with pytest.raises(InvalidInput, match="the handler has already ended"):
+        left_behind[0].produce("mail", 1)
+
+
 async def test_a_dead_message_produces_nothing(mq: MessageQueue) -> None:
     @mq.handler("order")
     async def order(_: int, delivery: Delivery) -> None:

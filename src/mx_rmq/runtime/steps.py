@@ -283,6 +283,8 @@ class MessageSteps:
     ) -> str:
         """Plan a message that is produced when this one completes; return its id."""
         check_topic(topic)
+        if self._held.settling:
+            raise InvalidInput("delivery.produce: the handler has already ended")
         if len(self.follow_ups) >= MAX_FOLLOW_UPS:
             raise InvalidInput(f"a handler may produce {MAX_FOLLOW_UPS:,} follow-ups")
         for name in ("on_duplicate", "dedup", "confirm"):
