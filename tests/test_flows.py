@@ -368,6 +368,18 @@ async def test_a_head_of_a_newer_release_still_carries_what_it_carried(
     assert looked.sent == 0
 
 
+async def test_a_head_is_due_before_it_expires(
+    mq: MessageQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the others would never be sent if the caller dies."""
+    async with dying(monkeypatch, 0), mq.flow() as messages:
+        head = messages.produce("page", 1, ttl=0.3)
+        messages.produce("page", 2)
+    found = await mq.admin.get("page", head)
+    assert found is not None
+    assert (found.due or 0) < (found.expires_at or 0)
+
+
 async def test_an_older_message_with_a_childs_id_does_not_count(
     mq: MessageQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     from mx_rmq.store import Store
 
 HEAD_START: Final = 5000
-"""Milliseconds that the caller has to produce the other messages, before a worker does."""
+"""Milliseconds that the caller has to produce the other messages, before a worker does. Less if the
+head would expire before."""
 
 Earlier = str | tuple[str, str]
 """A message to wait for: its id, or topic and id."""
@@ -186,7 +187,8 @@ class Flow:
         if not rest:
             await follow_ups.produce([Planned(head.part, message)], limited=True)
             return
-        delay = max(message.delay, HEAD_START)
+        most = HEAD_START if message.ttl is None else min(HEAD_START, message.ttl // 2)
+        delay = max(message.delay, most)
         held_back = message if message.due is not None else replace(message, delay=delay)
         if not await follow_ups.produce([Planned(head.part, held_back)], limited=True):
             return  # its id is taken: the flow was sent before
