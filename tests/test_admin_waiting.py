@@ -320,9 +320,12 @@ async def test_a_wait_for_what_is_not_sent_yet_is_not_reported(
         assert record is not None
         found = await look_for_sources(mq.store, "book", codec.decode(record))
         assert found.sent == 0
-    assert await mq.admin.cancel("page", head) is Cancelled.DONE
-    (stuck,) = await mq.admin.stuck_waits("book")
-    assert stuck.is_lost
+    await mq.admin.abort("page", head)
+    (held_up,) = await mq.admin.stuck_waits("book")
+    assert (held_up.source.id, held_up.source.state) == (head, State.DEAD)
+    assert await mq.admin.discard("page", head)
+    (lost,) = await mq.admin.stuck_waits("book")
+    assert lost.is_lost
 
 
 async def test_a_long_wait_for_a_signal_is_reported(

@@ -353,6 +353,40 @@ async def test_a_child_that_the_head_still_carries_is_not_gone(
         assert await mq.result("book", id, timeout=20) == [0, 1, 4]
 
 
+@pytest.mark.parametrize("on_dead", ["wait", "run", "die"])
+@pytest.mark.parametrize("custom_ids", [True, False])
+@pytest.mark.parametrize("failed", [State.DEAD, State.QUARANTINED])
+async def test_what_a_failed_head_carries_has_failed_with_it(
+    mq: MessageQueue,
+    monkeypatch: pytest.MonkeyPatch,
+    on_dead: OnDead,
+    custom_ids: bool,
+    failed: State,
+) -> None:
+    """The caller died, and the head fails before a worker has sent the last page."""
+    serve(mq)
+    ids = "xyz" if custom_ids else [None] * 3
+    async with dying(monkeypatch, 2), mq.flow() as messages:
+        pages = [
+            messages.produce("page", number, id=id)
+            for number, id in zip(("not a number", 1, 2), ids, strict=True)
+        ]
+        book = messages.produce("book", None, after=pages, on_dead=on_dead)
+    record = await mq.store.views.record("book", book)
+    assert record is not None
+    if failed is State.DEAD:
+        await mq.admin.abort("page", pages[0])
+    async with Worker(mq):
+        await until_state(mq, "page", pages[0], failed)
+        looked = await look_for_sources(mq.store, "book", codec.decode(record, "book", book))
+        if on_dead == "wait":
+            assert looked.sent == 0
+            await mq.admin.edit("page", pages[0], 3)
+            assert await mq.result("book", book, timeout=20) == [9, 1, 4]
+        else:
+            assert looked.sent == 2  # for the head and that page
+
+
 async def test_a_head_of_a_newer_release_still_carries_what_it_carried(
     mq: MessageQueue, raw: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,17 +12,16 @@ from typing import TYPE_CHECKING, Final
 from mx_rmq.admin.actions import readable
 from mx_rmq.admin.models import seconds
 from mx_rmq.admin.steps import RelatedMessage, with_states
-from mx_rmq.core import codec
 from mx_rmq.core import steps as core_steps
 from mx_rmq.core.errors import DecodeError
 from mx_rmq.core.message import FAILED, State
 from mx_rmq.core.partition import topic_of
 from mx_rmq.core.steps import MAX_AFTER
+from mx_rmq.store.flow_head import read_carried
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from mx_rmq.core.steps import Prerequisite
     from mx_rmq.store import Store
     from mx_rmq.store.messages import Found
 
@@ -88,17 +87,27 @@ async def _check(store: Store, part: str, found: Found) -> StuckWait | None:
     if not steps.after or steps.on_dead != "wait":  # the waiting check tells it
         return None
     # Read before the states: while the head carries others, some of them do not exist yet.
-    if steps.head is not None and await _carries_others(store, steps.head):
+    carried = await read_carried(store, steps.head)
+    if carried.ids != frozenset() and carried.failed is None:
         return None
-    told = {one.signal: one.told for one in steps.after if one.part}
-    states = dict(zip(told, await with_states(store, told), strict=True))
+    sources = {one.signal: one for one in steps.after if one.part}
+    states = dict(zip(sources, await with_states(store, sources), strict=True))
+    if carried.head is not None and carried.failed is not None:
+        head = RelatedMessage(
+            topic=topic_of(carried.head.part), id=carried.head.id, state=carried.failed.state
+        )
+        states |= {
+            name: head
+            for name, one in sources.items()
+            if one in carried and states[name].state in (None, State.COMPLETED)
+        }
     # Read after the states: a message sends its signal before it completes.
     awaited = await store.views.waits.awaited(part, found.id, MAX_AFTER)
     stuck = [
         one
         for name in awaited.names
         if (one := states.get(name)) is not None
-        and (one.state in FAILED or (one.state is None and told[name]))
+        and (one.state in FAILED or (one.state is None and sources[name].told))
     ]
     if not stuck:
         return None
@@ -110,14 +119,3 @@ async def _check(store: Store, part: str, found: Found) -> StuckWait | None:
         source=stuck[0],
         count=len(stuck),
     )
-
-
-async def _carries_others(store: Store, head: Prerequisite) -> bool:
-    """Return whether the head of a flow has messages that may not have been produced yet."""
-    (status,) = await store.read_status(head.part, [head.id], live=True)
-    if status is None or status.state is State.COMPLETED:
-        return False
-    try:
-        return bool(core_steps.read(codec.decode(status.data)).before)
-    except DecodeError:  # it is quarantined, or will be
-        return False

@@ -12,19 +12,21 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mx_rmq.core import codec
 from mx_rmq.core import steps as core_steps
-from mx_rmq.core.errors import DecodeError, NewerRecord
+from mx_rmq.core.errors import DecodeError
 from mx_rmq.core.message import State
 from mx_rmq.core.partition import topic_of
 from mx_rmq.core.status import Kept
 from mx_rmq.core.steps import MAX_AFTER
 from mx_rmq.runtime.follow_ups import COMPLETED, DIED, send_signals, signal_of_death
 from mx_rmq.runtime.loop import FailureLog, Loop, each
+from mx_rmq.store.flow_head import read_carried
 from mx_rmq.store.results import Signal
 
 if TYPE_CHECKING:
     from mx_rmq.core.message import Message
     from mx_rmq.core.steps import Prerequisite, Steps
     from mx_rmq.store import Store
+    from mx_rmq.store.flow_head import Carried
     from mx_rmq.store.waiter_calls import RawStatus
 
 BATCH: Final = 100  # waiting messages of a topic that are looked at in one step
@@ -102,7 +104,7 @@ async def look_for_sources(
         missing = await _missing(store, topic, message.id)
         after = [source for source in after if source.signal in missing]
     # Read before the states: what the head no longer carries has been produced.
-    carried = set() if steps.head is None else await _carried(store, steps.head, steps.after)
+    carried = await read_carried(store, steps.head)
     by_part: defaultdict[str, list[Prerequisite]] = defaultdict(list)
     for source in after:
         by_part[source.part].append(source)
@@ -123,10 +125,11 @@ async def look_for_sources(
     for source, status in found:
         if source.signal not in missing:
             continue
-        if (source.part, source.id) in carried:  # what is known is of an older one with this id
-            left_untold = True
-            continue
-        value = _value(source, status, steps)
+        if source in carried and (carried.failed is None or _is_over(status)):
+            value = _value_if_carried(carried, steps)  # what is known is of an older one
+            left_untold |= value is None
+        else:
+            value = _value(source, status, steps)
         if value is not None and value.startswith(DIED):
             send.append(signal_of_death(source, message.id, value, steps.on_dead))
         elif value is not None:
@@ -142,22 +145,6 @@ async def _missing(store: Store, topic: str, id: str) -> set[str]:
     return set((await store.views.waits.awaited(topic, id, MAX_AFTER)).names)
 
 
-async def _carried(
-    store: Store, head: Prerequisite, all: list[Prerequisite]
-) -> set[tuple[str, str]]:
-    """Return the messages of a flow that may not have been produced yet: partition and id."""
-    (status,) = await store.read_status(head.part, [head.id], live=True)
-    if status is None or status.state in (State.COMPLETED, State.QUARANTINED):
-        return set()
-    try:
-        message = codec.decode(status.data, topic_of(head.part), head.id)
-        return {(one.part, one.message.id) for one in core_steps.read(message).before}
-    except NewerRecord:  # a newer worker will produce them
-        return {(one.part, one.id) for one in all}
-    except DecodeError:  # it will be quarantined, with the messages that it carries
-        return set()
-
-
 def _value(source: Prerequisite, status: RawStatus | None, steps: Steps) -> bytes | None:
     """Return the signal for a source in this state; None: none, it may still send its own."""
     if status is None and not source.told:
@@ -169,3 +156,16 @@ def _value(source: Prerequisite, status: RawStatus | None, steps: Steps) -> byte
     if steps.on_dead == "wait":
         return None
     return DIED + (b"it is gone" if status is None else status.error().encode())
+
+
+def _is_over(status: RawStatus | None) -> bool:
+    """Return whether a message is gone or completed, so that it sends no signal any more."""
+    return status is None or status.state is State.COMPLETED
+
+
+def _value_if_carried(carried: Carried, steps: Steps) -> bytes | None:
+    """Return the signal for a source that only the head of the flow has; None: none yet."""
+    if carried.failed is None or carried.ids is None or steps.on_dead == "wait":
+        return None
+    failed = carried.failed
+    return DIED + f"the head of its flow is {failed.state}: {failed.error()}".encode()
