@@ -312,6 +312,22 @@ def test_delays_do_not_wait_if_told_so(shop: MessageQueue, mx_rmq_use: Use) -> N
     testing.assert_produced(shop, "order.created", Order(2), at=4e9)
 
 
+async def test_follow_ups_and_flows_are_recorded_and_do_not_wait(shop: MessageQueue) -> None:
+    @shop.handler("first")
+    async def first(_: None, delivery: Delivery) -> None:
+        delivery.produce("last", 1, delay=3600)
+
+    @shop.handler("last")
+    async def last(_: int) -> None: ...
+
+    async with testing.use(shop, instant_delays=True):
+        async with shop.flow() as flow:
+            flow.produce("last", 2, after=[flow.produce("first", None)], delay=3600)
+        assert (await Worker(shop).drain()).completed == 3
+        for payload in (1, 2):
+            testing.assert_produced(shop, "last", payload, delay=3600)
+
+
 # afterwards
 
 

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from mx_rmq.core import codec
 from mx_rmq.core import steps as core_steps
 from mx_rmq.core.errors import InvalidInput, MxRmqError, ScriptFailed
+from mx_rmq.core.middleware import as_sent
 from mx_rmq.core.names import check_id, check_topic
 from mx_rmq.core.outgoing import Outgoing, ProduceOptions
 from mx_rmq.core.partition import base_topic, subscription_of, topic_of
@@ -37,10 +38,11 @@ from mx_rmq.core.text import shown
 from mx_rmq.runtime.follow_ups import FollowUps
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from mx_rmq.admin import Admin
     from mx_rmq.core.message import Message
+    from mx_rmq.core.middleware import Middleware
     from mx_rmq.store import Store
 
 HEAD_START: Final = 5000
@@ -55,6 +57,7 @@ Earlier = str | tuple[str, str]
 class _Member:
     """A message of a flow."""
 
+    outgoing: Outgoing
     message: Message
     after: list[Earlier]
     on_dead: OnDead
@@ -67,9 +70,10 @@ class _Member:
 class Flow:
     """Collects messages; they are sent when the `async with` block ends without an exception."""
 
-    def __init__(self, store: Store, admin: Admin) -> None:
+    def __init__(self, store: Store, admin: Admin, middleware: Sequence[Middleware] = ()) -> None:
         self._store = store
         self._admin = admin
+        self._middleware = middleware
         self._name = f"f{secrets.token_hex(6)}"
         self._members: list[_Member] = []
         self._begun = self._ended = False
@@ -109,7 +113,9 @@ class Flow:
         message = outgoing.message(self._store.limits.max_payload)
         if any(one.message.topic == topic and one.message.id == made for one in self._members):
             raise InvalidInput(f"the flow already has a message {made!r} in topic {topic!r}")
-        self._members.append(_Member(message, sources, on_dead, own_id=id is not None))
+        if self._middleware:
+            outgoing = outgoing.copy()
+        self._members.append(_Member(outgoing, message, sources, on_dead, own_id=id is not None))
         return made
 
     async def __aenter__(self) -> Self:
@@ -124,6 +130,8 @@ class Flow:
     async def _send(self) -> None:
         follow_ups = FollowUps(self._store, worker="")
         members = self._members
+        if self._middleware:
+            await self._pass_to_middleware()
         planned = await follow_ups.plan(member.message for member in members)
         for member, plan in zip(members, planned, strict=True):
             member.part, member.message = plan.part, plan.message
@@ -161,6 +169,14 @@ class Flow:
             await follow_ups.produce(rest)
             await self._release(head)
 
+    async def _pass_to_middleware(self) -> None:
+        given = [member.outgoing for member in self._members]
+        sent = await as_sent(self._middleware, given)
+        if [one.id for one in sent] != [one.id for one in given]:
+            raise InvalidInput("middleware must pass on every message of a flow, under its id")
+        for member, outgoing in zip(self._members, sent, strict=True):
+            member.message = outgoing.message(self._store.limits.max_payload)
+
     async def _release(self, head: _Member) -> None:
         """Let the head run: all other messages exist."""
         part, id = head.part, head.message.id
@@ -190,7 +206,7 @@ class Flow:
         own = [
             (number, one)
             for number, one in enumerate(self._members)
-            if one.message.id == id and topic in (None, one.message.topic)
+            if one.message.id == id and topic in (None, one.outgoing.topic)
         ]
         if len(own) > 1:
             raise InvalidInput(f"after={id!r}: two messages have this id; pass (topic, id)")

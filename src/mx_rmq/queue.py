@@ -317,7 +317,7 @@ class MessageQueue(Router):
 
         Its messages are sent together when the block ends, or not at all.
         """
-        return Flow(self.store, self.admin)
+        return Flow(self.store, self.admin, self.middleware)
 
     async def signal(self, topic: str, id: str, name: str, value: Any = None) -> bool:
         """Send a signal to a message, for its handler's `delivery.wait(name)`.

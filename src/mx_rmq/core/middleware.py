@@ -45,6 +45,20 @@ def around_produce(middleware: Sequence[Middleware], innermost: Produce) -> Prod
     return innermost
 
 
+async def as_sent(
+    middleware: Sequence[Middleware], messages: Sequence[Outgoing]
+) -> Sequence[Outgoing]:
+    """Return messages as middleware passes them on, for those that are sent later."""
+    sent: list[Outgoing] = []
+
+    async def collect(messages: Sequence[Outgoing]) -> list[str]:
+        sent.extend(messages)
+        return [one.id or "" for one in messages]
+
+    await around_produce(middleware, collect)(messages)
+    return sent
+
+
 def around_handle(middleware: Sequence[Middleware], innermost: Handle) -> Handle:
     """Return a handler wrapped in all middleware that overrides `handle`."""
     for one in reversed(middleware):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sized
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, TypeVar
 
@@ -117,6 +118,13 @@ class Outgoing:
             key=self.key,
             cost=self.cost,
         )
+
+    def copy(self) -> Outgoing:
+        """Return the same with a copy of the payload, which the caller may change."""
+        try:
+            return replace(self, payload=deepcopy(self.payload), headers=dict(self.headers))
+        except Exception:  # noqa: BLE001 - user code
+            return self
 
     def duplicate_policy(self) -> DuplicatePolicy | None:
         """Return what to do about a duplicate; None: the default. Refuse invalid options."""

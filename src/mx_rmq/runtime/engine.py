@@ -92,7 +92,7 @@ class Engine:
         self._threads = Threads(settings.concurrency, inline=inline)
         self._dispatcher = Dispatcher(store, self.slots, worker=name, lease=round(lease * 1000))
         self._lifecycle = Lifecycle(store, self.slots, self._dispatcher, bus, worker=name)
-        steps = StepKeeper(store, self._lifecycle, worker=name, on_untold=self._untold)
+        steps = StepKeeper(store, self._lifecycle, middleware, worker=name, on_untold=self._untold)
         self._progress = ProgressSender(store, worker=name)
         calls = HandlerCalls(
             self._threads,

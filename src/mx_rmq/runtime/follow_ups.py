@@ -16,6 +16,7 @@ from msgspec.structs import astuple, replace
 from mx_rmq.core import steps as core_steps
 from mx_rmq.core.duplicates import DuplicatePolicy
 from mx_rmq.core.errors import InvalidInput, MxRmqError
+from mx_rmq.core.names import check_topic
 from mx_rmq.core.outcome import Result
 from mx_rmq.core.steps import FOLLOW_UP_WINDOW, Planned, Prerequisite
 from mx_rmq.runtime.partition_choice import PartitionChoice
@@ -56,6 +57,7 @@ class FollowUps:
         """
         planned = []
         for message in messages:
+            check_topic(message.topic)
             if message.topic not in self._store.partitions:
                 await self._store.register(message.topic)
             ttl = self._store.ttls.get(message.topic)

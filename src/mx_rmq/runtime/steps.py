@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
@@ -18,6 +19,7 @@ from mx_rmq.core import codec
 from mx_rmq.core import steps as core_steps
 from mx_rmq.core.durations import Seconds, as_seconds
 from mx_rmq.core.errors import InvalidInput, PayloadTooLarge, ScriptFailed
+from mx_rmq.core.middleware import as_sent
 from mx_rmq.core.names import check_topic
 from mx_rmq.core.outcome import Complete, DeadLetter, Finish, Park, Result, SnoozeLater, Suspended
 from mx_rmq.core.outgoing import Outgoing
@@ -39,10 +41,12 @@ from mx_rmq.runtime.waiting_check import look_for_sources
 from mx_rmq.store.results import Settled
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
+    from contextvars import Context
 
     from mx_rmq.core.handler import Handler
     from mx_rmq.core.message import Message
+    from mx_rmq.core.middleware import Middleware
     from mx_rmq.core.outcome import Outcome
     from mx_rmq.core.outgoing import ProduceOptions
     from mx_rmq.runtime.lifecycle import Lifecycle
@@ -64,12 +68,14 @@ class StepKeeper:
         self,
         store: Store,
         lifecycle: Lifecycle,
+        middleware: Sequence[Middleware],
         *,
         worker: str,
         on_untold: Callable[[str], None],
     ) -> None:
         self._store = store
         self._lifecycle = lifecycle
+        self.middleware = middleware
         self._on_untold = on_untold
         self._follow_ups = lifecycle.follow_ups
         self._worker = worker
@@ -129,10 +135,20 @@ class StepKeeper:
         value = NOTHING
         if steps.tell or held.topic.handler.result_ttl is not None:
             value = self.encoded(f"the result of {held.topic.handler.name}", result)
+        if work is not None and produced and self.middleware:
+            produced = await self._as_sent(work)
         planned = await self.insist(lambda: self._follow_ups.plan(produced))
         message = core_steps.write(message, replace(steps, then=planned, result=value))
         message = replace(message, ttl=None)  # it cannot expire any more
         return Finish(message, self._completion(held, message, value))
+
+    async def _as_sent(self, work: MessageSteps) -> list[Message]:
+        """Pass follow-ups to middleware, in the context of the handler."""
+        passing = as_sent(self.middleware, work.outgoing)
+        sent = await asyncio.create_task(passing, name="mx-rmq follow-ups", context=work.context)
+        if any(one.id is None for one in sent):
+            raise InvalidInput("middleware has passed on a follow-up without an id")
+        return [one.message(self.max_payload) for one in sent]
 
     def _completion(self, held: HeldMessage, message: Message, result: msgspec.Raw) -> Complete:
         return completion(held.topic.handler, message, self._worker, bytes(result) or b"null")
@@ -191,6 +207,8 @@ class MessageSteps:
         self._noting = asyncio.Lock()
         self._unnoted: dict[str, None] = {}  # finished steps that the server may not have
         self.follow_ups: list[Message] = []
+        self.outgoing: list[Outgoing] = []  # the same, if there is middleware
+        self.context: Context | None = None  # of the handler, when it produced the last of these
         self._follow_up_bytes = 0
         self.suspended = False
 
@@ -305,6 +323,9 @@ class MessageSteps:
             )
         self._follow_up_bytes = size
         self.follow_ups.append(message)
+        if self._keeper.middleware:
+            self.outgoing.append(outgoing.copy())
+            self.context = copy_context()
         return id
 
     @property
