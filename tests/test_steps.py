@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mx_rmq import Delivery, InvalidInput, MessageDied, MessageQueue, Reject, State, Worker
+from mx_rmq import (
+    Delivery,
+    InvalidInput,
+    MessageDied,
+    MessageQueue,
+    Middleware,
+    Reject,
+    State,
+    Worker,
+)
 from mx_rmq.core import codec, steps
 from mx_rmq.core.codec import encode_payload
 from mx_rmq.core.message import Message
@@ -19,10 +30,12 @@ from tests.lab.servers import Kind, chosen
 from tests.runtime.stage import until, until_so
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
     from redis.asyncio import Redis
 
+    from mx_rmq.core.middleware import Produce
+    from mx_rmq.core.outgoing import Outgoing
     from tests.lab.servers import Server
 
 pytestmark = pytest.mark.parametrize("kind", chosen(Kind.VALKEY_9_1))
@@ -736,3 +749,39 @@ async def test_a_signal_after_the_timeout_counts_if_nothing_was_done_since(
         assert await mq.signal("job", id, "approval", 5)
         assert await mq.admin.requeue("job", id)
         assert await mq.result("job", id, timeout=20) == 5
+
+
+# middleware
+
+_tenant: ContextVar[str] = ContextVar("tenant", default="none")
+
+
+class Marks(Middleware):
+    """Says in a header which tenant a message is for."""
+
+    async def produce(self, messages: Sequence[Outgoing], call_next: Produce) -> list[str]:
+        headers = {"tenant": _tenant.get()}
+        return await call_next([dataclasses.replace(one, headers=headers) for one in messages])
+
+
+async def test_follow_ups_go_through_middleware_in_the_context_of_the_handler(
+    server: Server, raw: Redis
+) -> None:
+    got: list[tuple[Any, str]] = []
+    async with MessageQueue(server.url, middleware=[Marks()]) as mq:
+
+        @mq.handler("order")
+        async def order(_: None, delivery: Delivery) -> None:
+            token, payload = _tenant.set("ann"), {"n": 1}
+            delivery.produce("mail", payload)
+            payload["n"] = 2
+            delivery.produce("mail", payload)
+            _tenant.reset(token)
+
+        @mq.handler("mail")
+        async def mail(payload: Any, delivery: Delivery) -> None:
+            got.append((payload, delivery.headers["tenant"]))
+
+        await mq.produce("order", None)
+        await Worker(mq, concurrency=1).drain()
+    assert got == [({"n": 1}, "ann"), ({"n": 2}, "ann")]

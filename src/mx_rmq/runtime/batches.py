@@ -246,7 +246,7 @@ class Batches:
         if one.steps is not None:
             try:
                 finish = await self._consumer.steps.after(one, message, result)
-            except InvalidInput as refused:
+            except Exception as refused:  # noqa: BLE001 - middleware is user code
                 return self._after_error(one, message, refused, {})
             if finish is not None:
                 return finish
