@@ -626,7 +626,7 @@ async def test_a_flow_that_is_stored_raises_nothing(
             "on_dead='die' says what a message does if one in its `after` is dead",
         ),
         ({"on_duplicate": "replace"}, "on_duplicate: a message of a flow does not take"),
-        ({"after": [f"id-{n}" for n in range(2001)]}, "after has 2,001 messages; the limit is"),
+        ({"after": [f"id-{n}" for n in range(2001)]}, "2,001 messages; the limit is 2,000"),
     ],
 )
 async def test_bad_input_is_refused_at_once(
@@ -637,6 +637,14 @@ async def test_bad_input_is_refused_at_once(
             flow.produce("page", 1, **options)
     with pytest.raises(InvalidInput, match="the flow has ended"):
         flow.produce("page", 1)
+
+
+async def test_a_flow_has_at_most_ten_thousand_messages(mq: MessageQueue) -> None:
+    flow = await mq.flow().__aenter__()
+    for number in range(10_000):
+        flow.produce("page", number)
+    with pytest.raises(InvalidInput, match="a flow has at most 10,000 messages"):
+        flow.produce("page", 0)
 
 
 async def test_a_message_cannot_wait_for_a_later_one(mq: MessageQueue) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from redis.crc import key_slot
 
-from mx_rmq import MessageQueue
+from mx_rmq import MessageQueue, Retry, Worker
 from mx_rmq.metrics import Depth, depth
 from mx_rmq.store.keys import Keys
 from tests.lab.cluster import Cluster, slot_of
@@ -51,6 +51,22 @@ async def test_every_topic_and_state_is_counted(mq: MessageQueue) -> None:
     assert shown["mx_rmq_dropped_total{topic=a}"] == 0
     assert shown["mx_rmq_archive_bytes{state=dead,topic=a}"] == 0
     assert shown["mx_rmq_archive_budget_bytes{state=quarantined,topic=a}"] == 64 * 1_048_576
+
+
+async def test_the_lag_of_a_subscription_counts_its_topic_too(mq: MessageQueue) -> None:
+    @mq.handler("order", subscription="billing")
+    async def bill(_: int) -> None:
+        raise Retry(3600)
+
+    async with Worker(mq):
+        pass
+    await mq.produce("order", 1)
+    assert (await Worker(mq).drain()).retried == 1  # it waits in the subscription
+    await mq.produce("order", 2)  # and this one in its topic
+    found = Depth(lambda: mq.admin)
+    await found.refresh()
+    shown = rendered(found.registry)
+    assert shown["mx_rmq_subscription_lag{subscription=billing,topic=order}"] == 2
 
 
 async def test_it_tells_for_how_long_something_is_overdue(mq: MessageQueue) -> None:
