@@ -1,4 +1,4 @@
-"""Batch handlers: one call, many messages, each of which is settled by itself."""
+"""Batch handlers: one call, many messages, each of which is settled on its own."""
 
 from __future__ import annotations
 
@@ -262,7 +262,7 @@ async def test_a_batch_for_which_no_slot_is_free_goes_to_another_worker(mq: Mess
             await until_so(lambda: is_empty(mq))
 
 
-# each message by itself
+# each message on its own
 
 
 @on_servers
@@ -663,6 +663,45 @@ async def test_middleware_is_called_once_per_batch(
     assert "Single has handle, but no handle_batch" in caplog.text
     assert caplog.text.count("the payload that failed: 2") == 1
     assert "the payload that failed: 3" not in caplog.text
+
+
+@on_a_server
+async def test_middleware_that_raises_for_a_follow_up_fails_its_message(
+    raw: Redis, server: Server
+) -> None:
+    class Refuses(Middleware):
+        async def produce(self, messages: Any, call_next: Any) -> Any:
+            if messages[0].topic == "mail":
+                raise PermissionError("no mails today")
+            return await call_next(messages)
+
+    async with queue(server.url, middleware=[Refuses()]) as mq:
+
+        @mq.handler("t", batch=10, max_attempts=1)
+        async def handle(events: list[int], batch: Batch) -> None:
+            batch.deliveries[1].produce("mail", 1)
+
+        await mq.produce_many("t", [1, 2, 3])
+        done = await Worker(mq).drain()
+        assert (done.completed, done.dead) == (2, 1)
+        (dead,) = (await mq.admin.list("t", "dead")).messages
+        assert "no mails today" in (dead.reason or "")
+
+
+@on_a_server
+async def test_a_batch_that_fails_logs_one_traceback(
+    raw: Redis, server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with queue(server.url) as mq:
+
+        @mq.handler("t", batch=10, max_attempts=1)
+        async def handle(events: list[int]) -> None:
+            raise ValueError("the database is away")
+
+        await mq.produce_many("t", [1, 2, 3])
+        assert (await Worker(mq).drain()).dead == 3
+    assert caplog.text.count('raise ValueError("the database is away")') == 1
+    assert caplog.text.count("(traceback as above)") == 2
 
 
 @on_a_server

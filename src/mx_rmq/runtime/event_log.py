@@ -78,6 +78,7 @@ class EventLog:
 
     def __init__(self) -> None:
         self._newer_at: dict[str, float] = {}  # by topic, when such a message was last logged
+        self._traceback = ""  # the last one; the messages of a batch that failed share it
 
     def log(self, event: Event) -> None:
         """Log an event; `extra` says which message or worker it is about."""
@@ -90,8 +91,12 @@ class EventLog:
         }
         if "seconds" in about:
             about["seconds"] = round(about["seconds"], 6)
-        if fields.get("traceback"):
-            fields["traceback"] = fields["traceback"].rstrip()
+        traceback = fields.get("traceback", "")
+        if traceback and traceback is self._traceback:
+            line += " (traceback as above)"
+        elif traceback:
+            self._traceback = traceback
+            fields["traceback"] = traceback.rstrip()
             line += "\n%(traceback)s"
         match event:
             case events.WorkerStarted(topics=topics):
