@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta, timezone
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
@@ -14,7 +15,7 @@ from mx_rmq.core.errors import PayloadTooLarge, QueueFull
 from mx_rmq.core.schedule import TICK
 from mx_rmq.runtime import schedules as part
 from tests.lab.calls import resend_next
-from tests.runtime.stage import on_a_server, queue, until
+from tests.runtime.stage import on_a_server, queue, until, until_so
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -224,6 +225,31 @@ async def test_crons_in_code_are_listed_by_their_topic(mq: MessageQueue) -> None
         await mq.admin.run_schedule("report")
         await until(lambda: ran == ["report"])
     assert len(await mq.admin.schedules()) == 2  # also when no worker runs
+
+
+async def test_a_cron_that_no_worker_declares_for_a_day_is_no_longer_listed(
+    mq: MessageQueue, raw: Redis
+) -> None:
+    async def is_listed(names: list[str]) -> bool:
+        return [one.name for one in await mq.admin.schedules()] == names
+
+    key, ages = mq.store.keys.schedule_topics, {"gone": 86_400_000, "kept": 86_000_000}
+    for topic in ages:
+        mq.cron(NEVER, topic=topic)(_nothing)
+    async with Worker(mq):
+        await until_so(partial(is_listed, ["gone", "kept"]))
+    for topic, age in ages.items():
+        declared = await raw.hget(key, f"!{topic}")
+        assert isinstance(declared, bytes)
+        seen, _, declaration = declared.partition(b" ")
+        await raw.hset(key, f"!{topic}", b"%d %s" % (int(seen) - age, declaration))
+    async with MessageQueue(mq.settings.url) as other:  # its workers declare none
+        Ticks(other)
+        async with Worker(other):
+            await until_so(partial(is_listed, ["kept"]))
+
+
+async def _nothing() -> None: ...
 
 
 async def test_a_cron_in_code_can_be_paused_and_resumed(mq: MessageQueue) -> None:

@@ -1,7 +1,7 @@
 """Schedules: follows those stored on the server, so that every worker fires them.
 
 A change is published, so workers learn of it at once. If that notice is lost, or this user may not
-listen to channels, the next look at the version finds the change.
+listen to channels, the next check of the version finds the change.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mx_rmq.store import Store
     from mx_rmq.store.schedule_calls import StoredSchedule
 
-LOOK_EVERY: Final = 15.0  # seconds between two looks at the version
+LOOK_EVERY: Final = 15.0  # seconds between two checks of the version
 READ_EVERY: Final = 300.0
 """Seconds after which everything is read again: a caller may have died before it told us."""
 DECLARE_EVERY: Final = 3600.0  # seconds
@@ -71,7 +71,7 @@ class Schedules:
     async def step(self) -> float:
         """Read the schedules if they have changed; return the seconds until the next look."""
         now = time.monotonic()
-        if self._declared and now >= self._declared_at + DECLARE_EVERY:
+        if now >= self._declared_at + DECLARE_EVERY:  # also without crons: it forgets old ones
             await self._store.declare_crons(self._declared, forget=FORGET)
             self._declared_at = now
         if not self._stale and await self._store.schedules_version() != self._version:

@@ -138,7 +138,7 @@ async def declare_crons(store: Store, crons: Mapping[str, Schedule], *, forget: 
     items: list[Value] = []
     for topic, schedule in crons.items():
         items += (topic, msgspec.json.encode(schedule))
-    for start in range(0, len(items), 2 * MAX_BATCH):
+    for start in range(0, len(items) or 1, 2 * MAX_BATCH):
         named: dict[str, Value] = {
             "forget_ms": check_range("forget", forget, 0),
             "now_ms": store.now(),
