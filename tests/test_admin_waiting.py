@@ -177,6 +177,17 @@ async def test_the_messages_of_a_flow_tell_of_each_other(mq: MessageQueue) -> No
     assert any(text.startswith("for ") and "of 2 messages" in text for text in about)
 
 
+async def test_a_message_waits_for_others_in_the_order_of_its_flow(mq: MessageQueue) -> None:
+    async with mq.flow() as flow:
+        pages = [flow.produce("page", number, delay=60) for number in range(11)]  # …+10 after …+9
+        id = flow.produce("book", None, after=pages)
+    async with Worker(mq):
+        await until_state(mq, "book", id, State.WAITING)
+    found = await got(mq, "book", id)
+    assert found.wait is not None
+    assert [one.id for one in found.wait.messages] == pages
+
+
 # the command line
 
 
@@ -206,7 +217,7 @@ async def test_signal_sends_a_value(mq: MessageQueue, server: Server) -> None:
     told = await run(server, "signal", "deploy", id, "approval", '{"by": "kim"}')
     assert (told.exit_code, told.stdout) == (0, f"{id}: signal approval sent\n")
     again = await run(server, "signal", "deploy", id, "approval", '{"by": "ann"}')
-    assert again.stdout == f"{id}: not changed, a signal approval has come before\n"
+    assert again.stdout == f"{id}: not changed, a signal approval had arrived before\n"
     async with Worker(mq):
         assert await mq.result("deploy", id, timeout=20) == {"by": "kim"}
     assert await run_json(server, "signal", "deploy", "unknown", "approval", code=1) == {
@@ -247,7 +258,7 @@ async def test_show_explains_the_head_of_a_flow(
     pytest.fail("no message is the head")
 
 
-# what can never come
+# messages that never complete
 
 
 async def test_a_wait_for_what_is_gone_is_reported(
@@ -274,7 +285,7 @@ async def test_a_wait_for_what_is_gone_is_reported(
     assert str(violation) == (
         f"book: {id}: it waits for message {bad} of page, which is gone; cancel or abort it"
     )
-    note = "waits for what can never come"
+    note = "waits for lost messages"
     (finding,) = [one for one in await check_queue(mq.admin, audit=False) if one.note == note]
     assert finding.bad
     assert f"mx-rmq cancel book {id}" in finding.cure

@@ -433,7 +433,8 @@ class Admin:
                 report = ProgressNote.read(now.progress, now.lease)
                 view = replace(view, progress=report.share, note=report.note)
         if view.wait is not None:
-            view = replace(view, wait=await read_wait(self._store, part, id, view.wait))
+            wait = await read_wait(self._store, part, id, view.wait, view.steps)
+            view = replace(view, wait=wait)
         if view.state in LIVE:
             signals = await self._store.views.waits.signals(part, id, SHOWN)
             view = replace(view, signals=tuple(signals))

@@ -90,7 +90,7 @@ class MessageView:
     steps: StepsView | None = None  # how far it is; None: its work is one handler call
     wait: WaitView | None = None  # what it waits for; None: it is not waiting
     signals: tuple[str, ...] = ()
-    """The signals that have come for it, at most 100. Only `admin.get` reads them."""
+    """The signals that have arrived for it, at most 100. Only `admin.get` reads them."""
     archived_at: float | None = None  # when it became dead, quarantined or completed
     error_type: str = ""  # why it is quarantined: the type of the error
     error: str = ""  # and its text

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mx_rmq.core.steps import Planned, Prerequisite, Target
     from mx_rmq.store import Store
 
-SHOWN: Final = 100  # things that a message waits for, and signals that have come, in one answer
+SHOWN: Final = 100  # things that a message waits for, and signals that have arrived, in one answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,11 +96,23 @@ def _planned(one: Planned) -> RelatedMessage:
     return RelatedMessage(topic=one.message.topic, id=one.message.id)
 
 
-async def read_wait(store: Store, part: str, id: str, wait: WaitView) -> WaitView:
-    """Return what a message waits for, and the states of the messages among it."""
-    awaited = await store.views.waits.awaited(part, id, SHOWN)
-    messages = await with_states(store, [one for one in awaited.names if core_steps.is_child(one)])
-    signals = tuple(one for one in awaited.names if not core_steps.is_child(one))
+async def read_wait(
+    store: Store, part: str, id: str, wait: WaitView, steps: StepsView | None
+) -> WaitView:
+    """Return what a message waits for, and the states of the messages among it.
+
+    The messages come in the order of its `after`: the server has them in the order of their names.
+    """
+    awaited = await store.views.waits.awaited(part, id, core_steps.MAX_AFTER)
+    place = {(one.topic, one.id): n for n, one in enumerate(steps.after if steps else ())}
+
+    def order(name: str) -> int:
+        source = core_steps.source_of(name)
+        return place.get((topic_of(source.part), source.id), 0)
+
+    names = sorted(filter(core_steps.is_child, awaited.names), key=order)
+    messages = await with_states(store, names[:SHOWN])
+    signals = tuple(one for one in awaited.names if not core_steps.is_child(one))[:SHOWN]
     return replace(wait, signals=signals, messages=tuple(messages), count=awaited.total)
 
 

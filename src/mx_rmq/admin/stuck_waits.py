@@ -32,7 +32,7 @@ SETTLED: Final = 60_000  # milliseconds that a message must have waited
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StuckWait:
-    """A message that waits for one that will not complete by itself."""
+    """A message that waits for one that will not complete on its own."""
 
     topic: str
     id: str
@@ -42,7 +42,7 @@ class StuckWait:
 
     @property
     def is_lost(self) -> bool:
-        """Whether nothing can make it go on: what it waits for is gone."""
+        """Whether it can never run: what it waits for is gone."""
         return self.source.state is None
 
     def __str__(self) -> str:
