@@ -15,7 +15,13 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from mx_rmq.core import codec, events
-from mx_rmq.core.errors import DecodeError, OutcomeUnknown, ScriptFailed, ServerUnavailable
+from mx_rmq.core.errors import (
+    DecodeError,
+    InvalidInput,
+    OutcomeUnknown,
+    ScriptFailed,
+    ServerUnavailable,
+)
 from mx_rmq.core.message import State
 from mx_rmq.core.outcome import (
     Complete,
@@ -198,10 +204,11 @@ class Lifecycle:
                     for one in batch:
                         await self._settle_batch(topic, kind, [one])
                     return
-                if isinstance(finish := batch[0].outcome, Finish):  # after its lease, it would too
+                finish = batch[0].outcome
+                if isinstance(error, InvalidInput) and isinstance(finish, Finish):
                     logger.exception("%s of topic %s cannot be finished", batch[0].leased.id, topic)
                     self.settle(batch[0], undecided(finish.message, error))
-                    return
+                    return  # no crash is counted after its handler, so it would never end
                 logger.exception(
                     "%s of topic %s cannot be settled as %s; its lease will expire",
                     batch[0].leased.id,
