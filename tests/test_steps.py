@@ -420,7 +420,7 @@ async def test_a_wait_past_its_timeout_raises(mq: MessageQueue) -> None:
     async with Worker(mq):
         id = await mq.produce("deploy", None)
         result = await mq.result("deploy", id, timeout=20)
-    assert result == "the signal 'approval' did not come in time"
+    assert result == "the signal 'approval' did not arrive in time"
 
 
 async def test_a_wait_without_time_sees_a_signal_that_came_first(mq: MessageQueue) -> None:
@@ -507,6 +507,20 @@ async def test_follow_ups_are_produced_when_the_message_completes(mq: MessageQue
     assert len(set(ids)) == 1
     assert sorted(payload for _, payload in got if isinstance(payload, int)) == [7]
     assert (ids[0], {"order": 7}) in got
+
+
+async def test_a_handler_produces_at_most_a_thousand_follow_ups(mq: MessageQueue) -> None:
+    @mq.handler("order", max_attempts=1)
+    async def order(_: None, delivery: Delivery) -> None:
+        for number in range(1001):
+            delivery.produce("mail", number)
+
+    id = await mq.produce("order", None)
+    assert (await Worker(mq).drain()).dead == 1
+    status = await mq.status("order", id)
+    assert status is not None
+    assert "a handler may produce 1,000 follow-ups" in status.reason
+    assert await mq.admin.topics() == ["order"]
 
 
 async def test_a_dead_message_produces_nothing(mq: MessageQueue) -> None:

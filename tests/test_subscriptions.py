@@ -492,7 +492,10 @@ async def test_the_doctor_reports_a_subscription_without_a_worker(mq: MessageQue
     Services(mq, "billing", "search")
     async with Worker(mq):
         pass
+    await mq.produce(T, 1)
+    notes = [one.note for one in await check_queue(mq.admin, audit=True) if one.topic == T]
+    assert notes == ["no worker for billing", "no worker for search"]
     async with Worker(mq, topics=[f"{T}@search"]):
         found = [str(one) for one in await check_queue(mq.admin, audit=True)]
-    assert sum("no live worker has its subscription billing" in one for one in found) == 1
+    assert sum("subscription billing has no live worker" in one for one in found) == 1
     assert not any("subscription search" in one for one in found)

@@ -1,6 +1,6 @@
 """A small shop: the example behind `mx-rmq demo`. Read it, copy it, change it.
 
-It also runs by itself: `mx-rmq server` in one terminal, `mx-rmq worker mx_rmq_demo.shop` in
+It also runs on its own: `mx-rmq server` in one terminal, `mx-rmq worker mx_rmq_demo.shop` in
 another, then `mx-rmq produce orders …`. Where a real shop would work, it sleeps.
 """
 

@@ -61,7 +61,7 @@ async def test_a_schedule_from_its_beginning_to_its_end(mq: MessageQueue, server
     assert "pass --yes" in asked.stderr
     assert (await run(server, "unschedule", "nightly", "--yes")).stdout == "nightly: removed\n"
     again = await run(server, "unschedule", "nightly", "--yes")
-    assert (again.exit_code, again.stdout) == (1, "nightly: there is no such schedule\n")
+    assert (again.exit_code, again.stdout) == (1, "nightly: not found\n")
     assert (await run(server, "schedules")).stdout == "no schedules\n"
 
 

@@ -54,13 +54,13 @@ FAULTS = {
     "one that came is missed": Fault(
         (("ZADD", "signals", "0", "w\tx\t1"),),
         "w",
-        ("awaits signals that have come",),
+        ("awaits signals that have arrived",),
         State.WAITING,
     ),
     "all that came are missed": Fault(
         (("ZADD", "signals", "0", "w\tx\t1", "0", "w\ty\t1"),),
         "w",
-        ("awaits signals that have come", "is waiting, but awaits no signal"),
+        ("awaits signals that have arrived", "is waiting, but awaits no signal"),
         State.DELAYED,
     ),
     "a pending message awaits signals": Fault(

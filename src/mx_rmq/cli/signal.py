@@ -27,8 +27,9 @@ async def signal(
 ) -> int:
     """Send the signal NAME with VALUE (JSON; null if omitted) to message ID of TOPIC.
 
-    Its handler gets the value from delivery.wait(NAME). A signal may come before the handler waits
-    for it; of two with the same name, the first counts. Exit code 1: there is no such message.
+    Its handler gets the value from delivery.wait(NAME). A signal may arrive before the handler
+    waits for it; of two with the same name, the first counts. Exit code 1: there is no such
+    message, or it has ended.
     """
     payload = None if value is None else parsed(value, "the value")
     before = await admin.get(topic, id)
@@ -37,7 +38,7 @@ async def signal(
     if not sent:
         line = await why_not(admin, topic, id)
     elif not is_first:
-        line = f"not changed, a signal {name} has come before"
+        line = f"not changed, a signal {name} had arrived before"
     else:
         awaited = () if before is None or before.wait is None else before.wait.signals
         other = f"; it waits for {', '.join(awaited)}" if awaited and name not in awaited else ""

@@ -22,7 +22,7 @@ def print_steps(message: MessageView) -> None:
     if message.wait is not None:
         _print_wait(message.wait)
     for name in message.signals:
-        _fact("signal", f"{name}, has come")
+        _fact("signal", f"{name}, has arrived")
     steps = message.steps
     if steps is None:
         return

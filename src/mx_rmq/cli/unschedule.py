@@ -26,6 +26,6 @@ async def unschedule(admin: Admin, name: str, yes: bool, as_json: bool) -> int:
     """
     ask(f"remove schedule {name}", yes=yes)
     gone = await admin.unschedule(name)
-    said = "removed" if gone else "there is no such schedule"
+    said = "removed" if gone else "not found"
     print_result(f"{name}: {said}", {"name": name, "removed": gone}, as_json=as_json)
     return 0 if gone else 1

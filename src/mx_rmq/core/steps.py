@@ -31,7 +31,7 @@ FOLLOW_UP_WINDOW: Final = 600_000
 right after it has produced them, the next one does so again within this time."""
 
 _CHILD: Final = "\x01"  # begins the names of signals from messages, which no caller can send
-_DEAD: Final = " dead"  # ends those that tell of a death
+_DEAD: Final = " dead"  # ends those that report a death
 
 
 NOTHING: Final = msgspec.Raw()

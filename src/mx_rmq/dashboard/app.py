@@ -45,7 +45,7 @@ WITHIN: Final = 6.0  # seconds for a page; an action may take as long as the que
 
 
 class Dashboard:
-    """A dashboard of a queue, to be run by itself or mounted: `app.mount("/queues", Dashboard(…))`.
+    """A dashboard of a queue, to be run alone or mounted: `app.mount("/queues", Dashboard(…))`.
 
     `authorize` is called with every request and returns the operator's name, or None to refuse. It
     may return a response instead, for example a sign-in page. Without it, pass `allow_all=True`:

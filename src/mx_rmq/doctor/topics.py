@@ -112,7 +112,7 @@ def check_subscriptions(stats: Stats, workers: Sequence[WorkerView]) -> Iterator
     for name in stats.subscriptions:
         if f"{stats.topic}@{name}" not in served:
             yield warn(
-                f"no live worker has its subscription {name}: copies pile up there",
+                f"subscription {name} has no live worker, so copies pile up",
                 f"Start a worker that has it, or end it: mx-rmq unsubscribe {stats.topic} {name}",
                 stats.topic,
                 note=f"no worker for {name}",
@@ -131,7 +131,9 @@ def check_subscriptions(stats: Stats, workers: Sequence[WorkerView]) -> Iterator
 def _waiting(stats: Stats, *, served: bool) -> Iterator[Finding]:
     topic, waited = stats.topic, stats.oldest_pending or 0
     start = "Start a worker that has a handler for it"
-    if (stats.pending or stats.processing) and not served:
+    if stats.subscriptions and not served:
+        pass  # each subscription gets its own finding
+    elif (stats.pending or stats.processing) and not served:
         yield bad(
             f"{stats.pending:,} pending and {stats.processing:,} in processing, but no live worker "
             "serves the topic",

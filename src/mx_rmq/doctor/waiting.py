@@ -1,4 +1,4 @@
-"""Checks waiting messages: for what will not come by itself, or for a very long time."""
+"""Checks for messages that wait for ones that will not complete on their own, or for very long."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ async def check_waiting(admin: Admin, stats: Stats) -> list[Finding]:
 def _lost(stuck: list[StuckWait]) -> Iterator[Finding]:
     for first in stuck[:1]:
         yield bad(
-            f"{_number(stuck)} for what can never come, the first: message {first.id} {first}",
+            f"{_number(stuck)} for messages that are gone, the first: message {first.id} {first}",
             f"Cancel it with mx-rmq cancel {first.topic} {first.id}, or abort it, and send the "
             "flow again",
             first.topic,
             State.WAITING,
-            "waits for what can never come",
+            "waits for lost messages",
         )
 
 
@@ -46,8 +46,8 @@ def _held_up(stuck: list[StuckWait]) -> Iterator[Finding]:
         source = first.source
         yield warn(
             f"{_number(stuck)} for failed messages, the first: message {first.id} {first}",
-            f"Requeue that one with mx-rmq requeue {source.topic} {source.id}: the flow goes on "
-            "when it completes",
+            f"Requeue that one with mx-rmq requeue {source.topic} {source.id}: the flow "
+            "continues when it completes",
             first.topic,
             State.WAITING,
             "waits for failed messages",

@@ -9,7 +9,7 @@ A login comes before the hosts (user:password@). Or the option `password_file` n
 the password; it is read for every connection, so a changed password needs no restart. The other
 options after the ? are the client library's.
 
-The client never retries by itself (caller.py does) and never decodes replies: ids and records can
+The client never retries on its own (caller.py does) and never decodes replies: ids and records can
 be any bytes.
 """
 

@@ -1,6 +1,6 @@
 """The abort listener: stops the handlers of messages that an operator has aborted.
 
-The server tells it at once. If that news is lost, or this user may not listen to channels, the
+The server tells it at once. If that notice is lost, or this user may not listen to channels, the
 lease keeper finds out when it next extends the leases.
 """
 

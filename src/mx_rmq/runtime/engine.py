@@ -96,7 +96,7 @@ class Engine:
             store,
             self._lifecycle,
             worker=name,
-            on_untold=self._untold,
+            on_uninformed=self._uninformed,
             middleware=middleware,
         )
         self._progress = ProgressSender(store, worker=name)
@@ -297,7 +297,7 @@ class Engine:
         site.start()
         return site
 
-    def _untold(self, topic: str) -> None:
+    def _uninformed(self, topic: str) -> None:
         """Look soon at what a message waits for: it is about to be parked."""
         self._sites[self._store.site_of(topic)].waiting_check.parks(topic)
 

@@ -45,7 +45,7 @@ class Lifespan:
             _check(task)
 
     def when_it_ends(self, callback: Callable[[str], None]) -> None:
-        """Call this if it ends by itself, as when a task of its task group has failed."""
+        """Call this if it ends on its own, as when a task of its task group has failed."""
 
         def on_end(task: asyncio.Task[None]) -> None:
             if not self._leave.is_set() and not all_are_cancelled():

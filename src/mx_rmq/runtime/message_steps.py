@@ -207,13 +207,13 @@ class MessageSteps:
             except Exception as error:
                 raise unreadable(error, type, value, f"the signal {name!r}") from error
         seconds = None if timeout is None else as_seconds(f"wait {name!r}: timeout=", timeout)
-        begins = name not in core_steps.read(self._message).until  # it may have come already
+        begins = name not in core_steps.read(self._message).until  # it may have arrived already
         until, now, delay = self._until(name, seconds), self._now(), None
         if until:
             delay = max(0, until - now)
             if (not delay and not begins) or is_late:
                 self._late[name] = None
-                raise TimeoutError(f"the signal {name!r} did not come in time")
+                raise TimeoutError(f"the signal {name!r} did not arrive in time")
         raise self._suspended(Park(self._message, (name,), delay, f"for signal {name}"))
 
     def produce(

@@ -1,8 +1,8 @@
 """The relay: passes the messages of a topic on to all its subscriptions.
 
-Every worker that has a subscription of a topic runs it for that topic. Several relays do no harm:
-`fan_out` moves each message once, to all subscriptions in one step. A relay that dies has either
-moved a message or not.
+Every worker that has a subscription of a topic runs it for that topic. Several relays may run at
+once: `fan_out` moves each message once, to all subscriptions in one step. A relay that dies has
+either moved a message or not.
 """
 
 from __future__ import annotations

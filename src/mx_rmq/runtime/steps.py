@@ -46,7 +46,8 @@ _COMPLETE: Final = Complete()
 class StepKeeper:
     """Keeps the steps of all messages that one worker handles.
 
-    `on_untold` gets the topic of a message that is about to wait for one that may not know of it.
+    `on_uninformed` gets the topic of a message that is about to wait for one that may not know of
+    it.
     """
 
     def __init__(
@@ -55,12 +56,12 @@ class StepKeeper:
         lifecycle: Lifecycle,
         *,
         worker: str,
-        on_untold: Callable[[str], None],
+        on_uninformed: Callable[[str], None],
         middleware: Sequence[Middleware] = (),
     ) -> None:
         self._store = store
         self._lifecycle = lifecycle
-        self._on_untold = on_untold
+        self._on_uninformed = on_uninformed
         self._follow_ups = lifecycle.follow_ups
         self._worker = worker
         self._middleware = [
@@ -101,7 +102,7 @@ class StepKeeper:
         missing = tuple(one.signal for one in steps.after if one.signal not in signals)
         if missing:
             if any(not one.told and one.signal not in signals for one in steps.after):
-                self._on_untold(name)
+                self._on_uninformed(name)
             why = f"for {len(missing)} of {len(steps.after)} messages"
             return Park(message, missing, None, why)
         held.steps = MessageSteps(self, held, signals)

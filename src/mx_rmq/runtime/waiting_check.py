@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from mx_rmq.store.flow_head import Carried
     from mx_rmq.store.waiter_calls import RawStatus
 
-BATCH: Final = 100  # waiting messages of a topic that are looked at in one step
+BATCH: Final = 100  # waiting messages of a topic that are checked in one step
 EVERY: Final = 2.0
-"""Seconds between two looks at a message that waits for one that does not know of it. All others
-are looked at after each survey."""
+"""Seconds between two checks of a message that waits for one that does not know of it. All others
+are checked after each survey."""
 
 
 class WaitingCheck:
@@ -41,8 +41,8 @@ class WaitingCheck:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._topics: dict[str, int] = {}  # those with waiting messages -> where to go on
-        self._untold = False
-        self._parking = False  # a message that waits for an untold one is on its way to the server
+        self._uninformed = False
+        self._parking = False  # a message that waits for an uninformed one is about to be parked
         self._failures = FailureLog("waiting check")
         self.loop = Loop("waiting check", self.step)
 
@@ -58,14 +58,14 @@ class WaitingCheck:
         """Learn that a message of a topic is about to wait for one that may not know of it."""
         self._topics.setdefault(topic, 0)
         self._parking = True
-        if not self._untold:  # else the next look comes soon in any case
+        if not self._uninformed:  # else the next check comes soon in any case
             self.loop.wake()
 
     async def step(self) -> float | None:
-        """Look at the next waiting messages of each topic."""
-        self._untold, self._parking = self._parking, False
+        """Check the next waiting messages of each topic."""
+        self._uninformed, self._parking = self._parking, False
         await each(list(self._topics), self._check, self._failures)
-        return EVERY if self._untold else None
+        return EVERY if self._uninformed else None
 
     async def _check(self, topic: str) -> None:
         start = self._topics.get(topic, 0)
@@ -77,7 +77,7 @@ class WaitingCheck:
             try:
                 message = codec.decode(record, topic_of(topic), id)
                 found = await look_for_sources(self._store, topic, message, parked=True)
-                self._untold |= found.left_untold
+                self._uninformed |= found.left_uninformed
             except DecodeError:  # only a worker that runs it can quarantine it
                 continue
         if topic in self._topics:
@@ -88,7 +88,7 @@ class Sources(NamedTuple):
     """What became of the messages that a message waits for."""
 
     sent: int  # signals that were sent for them
-    left_untold: bool  # whether some of them do not know that it waits
+    left_uninformed: bool  # whether some of them do not know that it waits
 
 
 async def look_for_sources(
@@ -121,13 +121,13 @@ async def look_for_sources(
     elif found:
         signals = await store.signals_of(topic, message.id)
         missing = {source.signal for source in after} - signals.keys()
-    send, left_untold = [], False
+    send, left_uninformed = [], False
     for source, status in found:
         if source.signal not in missing:
             continue
         if source in carried and (carried.failed is None or _is_over(status)):
             value = _value_if_carried(carried, steps)  # what is known is of an older one
-            left_untold |= value is None
+            left_uninformed |= value is None
         else:
             value = _value(source, status, steps)
         if value is not None and value.startswith(DIED):
@@ -135,9 +135,9 @@ async def look_for_sources(
         elif value is not None:
             send.append(Signal(message.id, source.signal, value))
         elif not source.told:
-            left_untold = True
+            left_uninformed = True
     await send_signals(store, topic, send)
-    return Sources(len(send), left_untold)
+    return Sources(len(send), left_uninformed)
 
 
 async def _missing(store: Store, topic: str, id: str) -> set[str]:

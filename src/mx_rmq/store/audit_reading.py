@@ -29,7 +29,7 @@ class Places(NamedTuple):
     def wrongs(self, *, aged: bool = False) -> list[str]:
         """Return what is wrong with a message in these places.
 
-        An aged one may be left only in an index: the server drops old contents by itself.
+        An aged one may be left only in an index: the server drops old contents on its own.
         """
         live = {"pending": self.pending, "delayed": self.delayed, "processing": self.lease}
         archived = {

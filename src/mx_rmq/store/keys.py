@@ -74,7 +74,7 @@ class TopicKeys:
     awaited: str = _key("ZSET", "awaited")
     """ID tab NAME, all with score 0: the signals that each of them still waits for."""
     signals: str = _key("ZSET", "signals")
-    """ID tab NAME tab VALUE, all with score 0: the signals that have come for a message that
+    """ID tab NAME tab VALUE, all with score 0: the signals that have arrived for a message that
     exists, in any state."""
 
     # ids of cancelled or expired messages that still occupy a place in a pending list

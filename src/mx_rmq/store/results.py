@@ -66,7 +66,7 @@ class Signalled(StrEnum):
 
     KEPT = "1"
     REPEATED = "2"  # kept when this call was sent the first time; its reply was lost
-    THERE = "s"  # a signal with this name has come before, and counts
+    THERE = "s"  # a signal with this name has arrived before, and counts
     UNKNOWN = "0"  # there is no such message
     FULL = "f"  # too many signals are kept for the message
     COPIED = "c"  # the topic has subscriptions; only their copies get signals

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 WRONG_WAITS: Final = {
     1: ("waits for signals, but is not delayed", "no longer waits for signals"),
     2: ("awaits signals, but is not waiting", "waits for them if it is delayed"),
-    4: ("awaits signals that have come", "no longer waits for them"),
+    4: ("awaits signals that have arrived", "no longer waits for them"),
     8: ("is waiting, but awaits no signal", "made due"),
     16: ("has signals, but is gone", "signals dropped"),
 }
@@ -42,8 +42,8 @@ def wait_suspects(
 ) -> list[bytes]:
     """Return the ids of messages that look wrong.
 
-    Whether an awaited signal has come is not known here, so every message with signals that waits
-    for others is a suspect.
+    Whether an awaited signal has arrived is not known here, so every message with signals that
+    waits for others is a suspect.
     """
     since, missing = set(waiting), {member.partition(b"\t")[0] for member in awaited}
     came = set(signalled)

@@ -1,4 +1,4 @@
-"""Reads of what messages wait for, and of the signals that have come for them."""
+"""Reads of what messages wait for, and of the signals that have arrived for them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class WaitReads:
         return Awaited([_text(one[len(prefix) :]) for one in found], count)
 
     async def signals(self, topic: str, id: str, most: int) -> list[str]:
-        """Return the names of signals that have come, without those from other messages."""
+        """Return the names of signals that have arrived, without those from other messages."""
         prefix = f"{id}\t".encode("utf-8", "surrogateescape")
         span = b"[" + prefix + b" ", b"(" + prefix[:-1] + b"\n"
         key = self._keys.of(topic).signals

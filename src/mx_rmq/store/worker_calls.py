@@ -232,7 +232,7 @@ async def signal_message(
 
 
 async def signals_of(store: Store, topic: str, id: str) -> dict[str, bytes]:
-    """Return the signals that have come for a message, by their names."""
+    """Return the signals that have arrived for a message, by their names."""
     found: dict[str, bytes] = {}
     start = prefix = f"{id}\t".encode()
     while True:

@@ -1,5 +1,5 @@
 -- scan_signals: read
--- The messages for which signals have come, in the order of their ids, without the signals, which
+-- The messages for which signals have arrived, in the order of their ids, without the signals, which
 -- may be large.
 -- Returns  up to `step` ids that come after `start`
 -- Cost     O(log N) per id, N kept

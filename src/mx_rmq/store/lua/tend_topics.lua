@@ -1,7 +1,7 @@
 -- tend_topics: claim the turn to look after the topics that this worker does not serve
 -- A turn lasts turn_ms; each call by its holder extends it to turn_ms from now. A turn with more
 -- than turn_ms left dates from before the server's clock was set back and does not count. Two
--- holders at once do no harm, so the call may be repeated.
+-- holders at once are harmless, so the call may be repeated.
 -- Returns  for each topic: name, partitions; if another worker has the turn, only how long (ms)
 -- Cost     O(T), T topics; O(1) if another worker has the turn
 -- keys: caretaker topics
