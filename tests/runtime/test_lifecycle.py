@@ -331,6 +331,15 @@ async def test_those_that_are_completed_are_counted_together_without_the_lost_on
     assert counted == [(TOPIC, [0.5, 0.5])]
 
 
+async def test_a_lost_lease_is_told_once(store: Store) -> None:
+    """A message of a batch has no interrupt before and after the call, but gets an outcome."""
+    work = Work(store)
+    (held,) = await work.held()
+    work.lifecycle.lease_lost(held)
+    work.lifecycle.settle(held, None)
+    assert len(work.seen.of(events.LeaseLost)) == 1
+
+
 async def test_no_outcome_means_that_it_is_no_longer_ours(store: Store) -> None:
     work = Work(store)
     (held,) = await work.held()

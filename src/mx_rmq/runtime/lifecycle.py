@@ -315,7 +315,8 @@ class Lifecycle:
     # messages that are no longer ours
 
     def _forget_lost(self, held: HeldMessage, *, refused: str = "") -> None:
-        self._bus.emit(after_losing(held, refused))
+        if held in self._slots.held:  # else `lease_lost` has told it, outside the call of its batch
+            self._bus.emit(after_losing(held, refused))
         self._forget(held)
 
     def lease_lost(self, held: HeldMessage, why: Stopped = Stopped.LEASE_LOST) -> None:
