@@ -111,7 +111,7 @@ class Delivery:
         """Wait for `mq.signal(topic, id, name, value)`, and return the value as `type`. Await this.
 
         Like `sleep`, this ends the handler; it runs again when the signal has arrived, or raises
-        TimeoutError here when the timeout has passed. A signal that came first is not lost.
+        TimeoutError here when the timeout has passed. A signal that arrived earlier is not lost.
         """
         made: Coroutine[Any, Any, Any] = self._work("wait").wait(name, timeout, type)
         return made
