@@ -3,8 +3,8 @@
 -- A message that waits is delayed, and awaits a signal; signals belong to a message that exists.
 -- Returns  for each message the sum of what was wrong: 1 it waits, but is not delayed: it no longer
 --          waits; 2 it awaits signals, but does not wait: it waits if it is delayed, else it awaits
---          none; 4 it awaits signals that have arrived: no longer; 8 it waits, but awaits none: it is
---          due; 16 it has signals, but is gone: they are dropped
+--          none; 4 it awaits signals that have arrived: no longer; 8 it waits, but awaits none: it
+--          is due; 16 it has signals, but is gone: they are dropped
 -- Cost     O(log N) per message and per signal that it awaits, N waiting
 -- keys: payload | delay_tasks* | waiting awaited signals | dlq_payload error_parse_payload
 -- keys: doorbell_delay

@@ -1,6 +1,6 @@
 -- scan_signals: read
--- The messages for which signals have arrived, in the order of their ids, without the signals, which
--- may be large.
+-- The messages for which signals have arrived, in the order of their ids, without the signals,
+-- which may be large.
 -- Returns  up to `step` ids that come after `start`
 -- Cost     O(log N) per id, N kept
 -- keys: signals

@@ -1,7 +1,7 @@
 -- signal_message: waiting -> delayed, due now, once nothing is missing
 -- Keeps signals for messages that exist, in any state, until they end. Of two signals with one name
--- the first counts. A message whose last missing signal has arrived is due; so is one that must `wake`
--- for another reason. A topic with subscriptions keeps none: fan_out would drop them.
+-- the first counts. A message whose last missing signal has arrived is due; so is one that must
+-- `wake` for another reason. A topic with subscriptions keeps none: fan_out would drop them.
 -- Returns  one letter per signal: 1 kept, 2 kept by an earlier copy of this call, s there was one
 --          already, 0 no such message, f the message has too many, c the topic has subscriptions
 -- Cost     O(log N) per signal, N kept
