@@ -5,8 +5,9 @@
 -- its place: its line waits until it is due. `hold` holds back the whole key in any case. Times are
 -- in ms; `expires`, `hold` and `awaits` may be ''. `awaits` are the names of signals, one per line:
 -- the message is parked until all of them have arrived, at the latest until it is due; '' as its
--- delay means forever. If all of them are there already, it is due now. A message that waits for others
--- (\x01 begins the name) has not begun, so it keeps no place: they may be behind it in its line.
+-- delay means forever. If all of them are there already, it is due now. A message that waits for
+-- others (\x01 begins the name) has not begun, so it keeps no place: they may be behind it in its
+-- line.
 -- Returns  same as complete_message
 -- Cost     O(log P + log D) per message, P in processing, D delayed
 -- keys: payload | delay_tasks* | expiry | processing expire_monitor | doorbell_delay
