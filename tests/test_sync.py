@@ -248,6 +248,49 @@ def test_after_a_fork_the_child_begins_anew_and_the_parent_goes_on(mq: MessageQu
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_the_first_threads_of_a_child_open_it_once(
+    mq: MessageQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    getpid = os.getpid
+    mq.sync.produce("t", 0)
+
+    def work() -> None:
+        meeting = threading.Barrier(8, timeout=0.5)
+
+        def slow() -> int:
+            """A switch of threads may come here as well as anywhere."""
+            found = getpid()
+            with suppress(threading.BrokenBarrierError):
+                meeting.wait()
+            return found
+
+        monkeypatch.setattr("mx_rmq.sync.os.getpid", slow)
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda number: mq.sync.produce("t", number), range(8)))
+        assert threads() == ["mx-rmq-sync"]
+        mq.sync.close()
+
+    assert in_child(work) == 0
+    assert pending(mq) == 9
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_watch_that_was_begun_before_a_fork_ends_in_the_parent_alone(mq: MessageQueue) -> None:
+    id = mq.sync.produce("t", 0)
+    watching = mq.sync.watch("t", id)
+    assert next(watching).state == "pending"
+
+    def work() -> None:
+        mq.sync.produce("t", 1)
+        watching.close()  # type: ignore[attr-defined]  # a generator, as WSGI servers close it
+        mq.sync.close()
+
+    assert in_child(work) == 0
+    mq.sync.abort("t", id)
+    assert [status.state for status in watching] == ["dead"]
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_child_that_only_closes_leaves_the_parents_connection_alone(mq: MessageQueue) -> None:
     mq.sync.produce("t", 0)
     assert in_child(mq.sync.close) == 0

@@ -7,12 +7,13 @@ import inspect
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 import msgspec
 
 from mx_rmq.admin import Admin
 from mx_rmq.core.codec import encode_payload
+from mx_rmq.core.durations import SHORTEST, as_seconds
 from mx_rmq.core.errors import InvalidInput, NotOpen
 from mx_rmq.core.events import ServerBack, ServerLost
 from mx_rmq.core.message import VERSION, Message
@@ -25,6 +26,7 @@ from mx_rmq.core.outgoing import (
     check_per_payload,
     payload_list,
 )
+from mx_rmq.core.sse import HEADERS, HEARTBEAT
 from mx_rmq.core.text import shown
 from mx_rmq.flow import Flow
 from mx_rmq.net.url import check_url
@@ -36,7 +38,7 @@ from mx_rmq.runtime.producer import Producer
 from mx_rmq.settings import QueueSettings
 from mx_rmq.store import Store
 from mx_rmq.sync import SyncQueue
-from mx_rmq.waiters import Waiters
+from mx_rmq.waiters import Waiters, server_sent_events
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
@@ -53,6 +55,9 @@ if TYPE_CHECKING:
 
 class MessageQueue(Router):
     """A queue on one server or a cluster. It connects in `async with mq:`, not when created."""
+
+    sse_headers: Final = HEADERS
+    """The headers of a response whose body is `mq.sse(…)`."""
 
     def __init__(
         self,
@@ -356,6 +361,17 @@ class MessageQueue(Router):
         shorter may be skipped. If the server goes away, it logs that and waits until it is back.
         """
         return self._open_waiters().watch(topic, id)
+
+    def sse(
+        self, topic: str, id: str, *, heartbeat: Seconds = HEARTBEAT
+    ) -> AsyncGenerator[str, None]:
+        """Yield what `watch` yields as server-sent events, for a response with `mq.sse_headers`.
+
+        The last one is the event `end`, after which a page must close its EventSource. After each
+        `heartbeat` seconds of silence a comment is sent.
+        """
+        every = as_seconds("heartbeat=", heartbeat, SHORTEST)
+        return server_sent_events(self.watch(topic, id), every)
 
     def _open_waiters(self) -> Waiters:
         store = self.store
