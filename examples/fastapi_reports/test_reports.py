@@ -12,7 +12,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from fastapi_reports import reports
-from fastapi_reports.app import app
+from fastapi_reports.app import app, app_with_worker
 from fastapi_reports.reports import mq
 from mx_rmq import MessageQueue
 from mx_rmq.testing import assert_produced, drain
@@ -34,13 +34,10 @@ def client(mx_rmq_use: Callable[..., MessageQueue]) -> Iterator[TestClient]:
 
 
 @pytest.fixture
-def working(
-    mx_rmq_use: Callable[..., MessageQueue], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[TestClient]:
+def working(mx_rmq_use: Callable[..., MessageQueue]) -> Iterator[TestClient]:
     """The application that writes the reports itself."""
     mx_rmq_use(mq)
-    monkeypatch.setenv("REPORTS_WORKER", "inside")
-    with TestClient(app) as client:
+    with TestClient(app_with_worker) as client:
         yield client
 
 
@@ -51,10 +48,13 @@ def ordered(client: TestClient, **order: Any) -> str:
 
 
 def events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
-    """Yield what the server sent."""
+    """Yield what the server sent, until the event that ends it."""
     for line in lines:
+        if line == "event: end":
+            return
         if line.startswith("data: "):
             yield json.loads(line.removeprefix("data: "))
+    pytest.fail("the stream had no end")
 
 
 def test_an_order_is_produced_and_a_drain_writes_the_report(client: TestClient) -> None:
@@ -68,16 +68,16 @@ def test_an_order_is_produced_and_a_drain_writes_the_report(client: TestClient) 
 
 
 def test_progress_comes_as_events_until_the_report_is_there(working: TestClient) -> None:
-    id = ordered(working, title="sales", pages=200)
+    id = ordered(working, title="sales", pages=60)
     answer = working.get(f"/reports/{id}/events")
     assert answer.headers["content-type"].startswith("text/event-stream")
     first, *middle, last = events(answer.iter_lines())
     assert first["state"] in ("pending", "processing")
     shares = [one["progress"] for one in middle if one["progress"]]
     assert shares == sorted(shares)
-    assert any(f"{one['note']}".endswith("of 200") for one in middle)
+    assert any(f"{one['note']}".endswith("of 60") for one in middle)
     assert last["state"] == "completed"
-    assert len(working.get(f"/reports/{id}").json()["pages"]) == 200
+    assert len(working.get(f"/reports/{id}").json()["pages"]) == 60
 
 
 def test_a_report_that_is_being_written_can_be_aborted(working: TestClient) -> None:

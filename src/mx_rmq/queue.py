@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from contextlib import asynccontextmanager
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -41,7 +42,14 @@ from mx_rmq.sync import SyncQueue
 from mx_rmq.waiters import Waiters, server_sent_events
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+    from collections.abc import (
+        AsyncGenerator,
+        AsyncIterator,
+        Awaitable,
+        Callable,
+        Iterable,
+        Sequence,
+    )
     from contextlib import AbstractAsyncContextManager
     from datetime import datetime
 
@@ -187,6 +195,12 @@ class MessageQueue(Router):
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    @asynccontextmanager
+    async def open_in_app(self, app: object) -> AsyncIterator[None]:
+        """Open it while an ASGI application runs: `FastAPI(lifespan=mq.open_in_app)`."""
+        async with self:
+            yield
 
     @property
     def is_open(self) -> bool:
