@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 pytestmark = on_a_server
 
-END = "event: end\ndata: {}\n\n"
+END = b"event: end\ndata: {}\n\n"
 
 
 @pytest.fixture
@@ -33,12 +33,12 @@ def tasks() -> set[str]:
     return {task.get_name() for task in asyncio.all_tasks()}
 
 
-def data(event: str) -> dict[str, Any]:
+def data(event: bytes) -> dict[str, Any]:
     """Return what an event without a name carries."""
-    assert event.startswith("data: ")
-    assert event.endswith("\n\n")
-    assert event.count("\n") == 2
-    found: dict[str, Any] = json.loads(event.removeprefix("data: "))
+    assert event.startswith(b"data: ")
+    assert event.endswith(b"\n\n")
+    assert event.count(b"\n") == 2
+    found: dict[str, Any] = json.loads(event.removeprefix(b"data: "))
     return found
 
 
@@ -82,9 +82,9 @@ async def test_while_nothing_changes_a_comment_is_sent(mq: MessageQueue) -> None
     id = await mq.produce("report", 1)
     events = mq.sse("report", id, heartbeat=0.05)
     assert data(await anext(events))["state"] == "pending"
-    assert [await anext(events) for _ in range(2)] == [": still waiting\n\n"] * 2
+    assert [await anext(events) for _ in range(2)] == [b": still waiting\n\n"] * 2
     await mq.admin.abort("report", id, "no longer needed")
-    last = [event async for event in events if not event.startswith(":")]
+    last = [event async for event in events if not event.startswith(b":")]
     assert data(last[0])["reason"] == "aborted: no longer needed"
     assert last[1:] == [END]
 
@@ -109,7 +109,7 @@ def test_it_works_without_an_event_loop(server: Server) -> None:
     id = reports.sync.produce(1)
     for events in (mq.sync.sse("report", id, heartbeat=0.05), reports.sync.sse(id, heartbeat=0.05)):
         assert data(next(events))["state"] == "pending"
-        assert next(events).startswith(":")
+        assert next(events).startswith(b":")
     mq.sync.abort("report", id)
     *_, last, end = mq.sync.sse("report", id)
     assert (data(last)["state"], end) == ("dead", END)

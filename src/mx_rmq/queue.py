@@ -378,7 +378,7 @@ class MessageQueue(Router):
 
     def sse(
         self, topic: str, id: str, *, heartbeat: Seconds = HEARTBEAT
-    ) -> AsyncGenerator[str, None]:
+    ) -> AsyncGenerator[bytes, None]:
         """Yield what `watch` yields as server-sent events, for a response with `mq.sse_headers`.
 
         The last one is the event `end`, after which a page must close its EventSource. After each

@@ -146,7 +146,7 @@ class SyncQueue:
         """Yield where a message is, now and after every change, until it has ended."""
         return self._each(lambda mq: mq.watch(topic, id))
 
-    def sse(self, topic: str, id: str, *, heartbeat: Seconds = HEARTBEAT) -> Iterator[str]:
+    def sse(self, topic: str, id: str, *, heartbeat: Seconds = HEARTBEAT) -> Iterator[bytes]:
         """Yield the same as server-sent events, until the message has ended. See `mq.sse`."""
         return self._each(lambda mq: mq.sse(topic, id, heartbeat=heartbeat))
 
@@ -157,7 +157,10 @@ class SyncQueue:
         except RuntimeError:
             pass
         else:
-            raise NotOpen("mq.sync would block this event loop: await the same method of mq")
+            raise NotOpen(
+                "mq.sync would block this event loop: await the same method of mq (instead of at"
+                " import time, in the application's lifespan)"
+            )
         opened = self._opened()
 
         async def run() -> T:

@@ -141,7 +141,7 @@ class Topic(Generic[P, R]):
         """Yield where a message is, now and after every change, until it has ended."""
         return self._router._queue.watch(self.name, id)
 
-    def sse(self, id: str, *, heartbeat: Seconds = HEARTBEAT) -> AsyncGenerator[str, None]:
+    def sse(self, id: str, *, heartbeat: Seconds = HEARTBEAT) -> AsyncGenerator[bytes, None]:
         """Yield what `watch` yields as server-sent events. See `mq.sse`."""
         return self._router._queue.sse(self.name, id, heartbeat=heartbeat)
 
@@ -218,7 +218,7 @@ class SyncTopic(Generic[P, R]):
         """Yield where a message is, now and after every change, until it has ended."""
         return self._queue.watch(self._name, id)
 
-    def sse(self, id: str, *, heartbeat: Seconds = HEARTBEAT) -> Iterator[str]:
+    def sse(self, id: str, *, heartbeat: Seconds = HEARTBEAT) -> Iterator[bytes]:
         """Yield what `watch` yields as server-sent events. See `mq.sse`."""
         return self._queue.sse(self._name, id, heartbeat=heartbeat)
 

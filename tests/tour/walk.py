@@ -126,6 +126,7 @@ class Shell:
         }
         environment |= {
             "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+            "HOME": str(logs),  # gunicorn has a socket there
             "PYTHONUNBUFFERED": "1",
             "PYTHONWARNINGS": "error",
         }

@@ -25,12 +25,12 @@ HEARTBEAT: Final = 15.0
 """Seconds without an event after which a comment is sent: proxies close silent connections, and a
 WSGI server notices only by writing that its client has gone."""
 
-COMMENT: Final = ": still waiting\n\n"
+COMMENT: Final = b": still waiting\n\n"
 
-END: Final = "event: end\ndata: {}\n\n"
+END: Final = b"event: end\ndata: {}\n\n"
 """The last event. Without it an EventSource would connect again when the stream has ended."""
 
 
-def event_of(status: Status) -> str:
+def event_of(status: Status) -> bytes:
     """Return a status as an event without a name, so `onmessage` gets it."""
-    return f"data: {msgspec.json.encode(status).decode()}\n\n"
+    return b"data: %b\n\n" % msgspec.json.encode(status)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 async def server_sent_events(
     watching: AsyncGenerator[Status, None], heartbeat: float
-) -> AsyncGenerator[str, None]:
+) -> AsyncGenerator[bytes, None]:
     """Yield what `mq.watch` yields as server-sent events, and a comment after each silence."""
 
     async def next_one() -> Status | None:
