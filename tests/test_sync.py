@@ -122,6 +122,17 @@ def test_two_first_calls_open_it_once_whenever_they_look_at_the_process(
     assert threads() == ["mx-rmq-sync"]
 
 
+def test_a_queue_that_is_used_is_not_moved(mq: MessageQueue) -> None:
+    mq.sync.produce("t", 1)
+    mq.move(url=mq.settings.url)  # that changes nothing
+    with pytest.raises(InvalidInput, match=r"call mq\.sync\.close"):
+        mq.move(url="redis://elsewhere")
+    mq.sync.close()
+    mq.move(prefix="elsewhere")
+    mq.sync.produce("t", 2)
+    assert pending(mq) == 1
+
+
 def test_an_error_comes_to_the_caller(mq: MessageQueue) -> None:
     with pytest.raises(InvalidInput):
         mq.sync.produce("t", object())

@@ -89,6 +89,7 @@ class MessageQueue(Router):
         self.middleware = tuple(middleware)
         self.lifespan = _check_lifespan(lifespan)
         """Takes the queue, and returns the async context manager around each of its workers."""
+        self._in_test_mode = False  # then it stays on the test server
         self.dependency_overrides: Overrides = {}
         """For tests: provider -> the provider that replaces it."""
         self.events.subscribe(EventLog().log, *LOGGED)
@@ -120,6 +121,10 @@ class MessageQueue(Router):
         settings = self.settings
         moved = replace(settings, url=url or settings.url, prefix=prefix or settings.prefix)
         check_url(moved.address)
+        if moved == settings or self._in_test_mode:
+            return
+        if "sync" in self.__dict__ and self.sync._is_open:
+            raise InvalidInput("mq.sync uses the queue: move it before that, or call mq.sync.close")
         self.settings = moved
 
     def another(self) -> MessageQueue:

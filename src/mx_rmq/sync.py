@@ -187,8 +187,13 @@ class SyncQueue:
             while (item := self.call(next_one)) is not None:
                 yield item
         finally:
-            if self._here.opened is not None:
+            if self._is_open:
                 self.call(end)
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether it is connected, in this process."""
+        return self._here.opened is not None
 
     def close(self) -> None:
         """Disconnect and end the thread. The next call opens again."""
