@@ -122,6 +122,17 @@ def test_two_first_calls_open_it_once_whenever_they_look_at_the_process(
     assert threads() == ["mx-rmq-sync"]
 
 
+def test_a_thread_that_is_none_is_refused(
+    mq: MessageQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(threading, "get_native_id", lambda: 1)  # as in gevent: all are one thread
+        with pytest.raises(NotOpen, match="gevent or eventlet has replaced threads"):
+            mq.sync.produce("t", 1)
+    assert threads() == []
+    mq.sync.produce("t", 1)
+
+
 def test_a_queue_that_is_used_is_not_moved(mq: MessageQueue) -> None:
     mq.sync.produce("t", 1)
     mq.move(url=mq.settings.url)  # that changes nothing

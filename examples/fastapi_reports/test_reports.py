@@ -3,6 +3,7 @@
 In the directory above: python -m pytest fastapi_reports
 """
 
+import asyncio
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -10,11 +11,12 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from httpx2 import ASGITransport, AsyncClient
 
 from fastapi_reports import reports
 from fastapi_reports.app import app, app_with_worker
 from fastapi_reports.reports import mq
-from mx_rmq import MessageQueue
+from mx_rmq import MessageQueue, Worker
 from mx_rmq.testing import assert_produced, drain
 
 pytest_plugins = ["mx_rmq.testing"]
@@ -65,6 +67,18 @@ def test_an_order_is_produced_and_a_drain_writes_the_report(client: TestClient) 
         "title": "sales",
         "pages": ["Page 1 of sales", "Page 2 of sales"],
     }
+
+
+def test_an_async_client_does_not_open_the_queue(mx_rmq_use: Callable[..., MessageQueue]) -> None:
+    mx_rmq_use(mq)
+
+    async def order() -> int:
+        transport = ASGITransport(app=app)
+        async with mq, AsyncClient(transport=transport, base_url="http://test") as client:
+            await client.post("/reports", json={"title": "sales", "pages": 1})
+            return (await Worker(mq).drain()).completed
+
+    assert asyncio.run(order()) == 1
 
 
 def test_progress_comes_as_events_until_the_report_is_there(working: TestClient) -> None:

@@ -243,6 +243,11 @@ class _Opened:
         )
         self.thread.start()
         try:
+            if self.thread.native_id == threading.get_native_id():
+                raise NotOpen(
+                    "mq.sync needs a thread, and gevent or eventlet has replaced threads: use real"
+                    " ones, such as gunicorn --worker-class gthread"
+                )
             _wait(mq.open(), self.loop)
         except BaseException:
             self._stop()
