@@ -35,6 +35,7 @@ def test_the_reference_knows_every_name_that_replaces_celerys() -> None:
         "Mail",
         "pool",
         "MX_RMQ",
+        "MX_RMQ_URL",
         "settings",
     }
     known = set(re.findall(r"[\w-]+", (DOCS / "reference.md").read_text()))
