@@ -11,7 +11,7 @@ import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import httpx
 import pytest
@@ -64,6 +64,69 @@ ASGI = """
 """
 
 
+FLASK = """
+    from flask import Flask
+    from mx_rmq import MessageQueue
+
+    mq = MessageQueue()
+    app = Flask("app")
+
+    @app.get("/")
+    def ask():
+        mq.sync.produce("said", 1)
+        return "first"
+"""
+
+STARLETTE = """
+    import asyncio
+    from mx_rmq import MessageQueue
+    from starlette.applications import Starlette
+    from starlette.responses import PlainTextResponse, StreamingResponse
+    from starlette.routing import Route
+
+    mq = MessageQueue()
+
+    async def ask(request):
+        return PlainTextResponse(await mq.produce("asked", 1))
+
+    async def events(request):
+        events = mq.sse("asked", request.path_params["id"])
+        return StreamingResponse(events, headers=mq.sse_headers)
+
+    async def readers(request):
+        names = [task.get_name() for task in asyncio.all_tasks()]
+        return PlainTextResponse(str(names.count("mx-rmq sse")))
+
+    routes = [Route("/", ask), Route("/events/{id}", events), Route("/readers", readers)]
+    app = Starlette(routes=routes, lifespan=mq.open_in_app)
+"""
+
+LITESTAR = """
+    import asyncio
+    from litestar import Litestar, get
+    from litestar.params import FromPath
+    from litestar.response import Stream
+    from mx_rmq import MessageQueue
+
+    mq = MessageQueue()
+
+    @get("/")
+    async def ask() -> str:
+        return await mq.produce("asked", 1)
+
+    @get("/events/{id:str}")
+    async def events(id: FromPath[str]) -> Stream:
+        return Stream(mq.sse("asked", id), headers=mq.sse_headers)
+
+    @get("/readers")
+    async def readers() -> str:
+        names = [task.get_name() for task in asyncio.all_tasks()]
+        return str(names.count("mx-rmq sse"))
+
+    app = Litestar([ask, events, readers], lifespan=[mq])
+"""
+
+
 @contextmanager
 def serving(
     directory: Path, url: str, code: str, *words: str, until_it_listens: bool = True
@@ -88,8 +151,8 @@ def serving(
             if until_it_listens:
                 until(lambda: connects(port) or process.poll() is not None)
             yield client
-        process.terminate()
-        assert process.wait(30) in (0, -signal.SIGTERM), (directory / "log").read_text()
+            process.terminate()
+            assert process.wait(30) in (0, -signal.SIGTERM)
     except BaseException as error:
         error.add_note((directory / "log").read_text())
         raise
@@ -160,9 +223,23 @@ def test_a_reader_of_events_that_goes_away_frees_its_thread(
         assert client.get("/").status_code == 200  # by the only thread
 
 
-def test_uvicorn_reloads_an_application_and_its_worker(mx_rmq_url: str, short_path: Path) -> None:
-    words = ("uvicorn", "app:app", "--port=PORT", "--reload")
-    with serving(short_path, mx_rmq_url, ASGI, *words) as client:
+UVICORN = ("uvicorn", "app:app", "--port=PORT")
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        pytest.param(ASGI, (*UVICORN, "--reload"), id="uvicorn"),
+        pytest.param(
+            FLASK, ("gunicorn", "app:app", "--bind=127.0.0.1:PORT", "--reload"), id="gunicorn"
+        ),
+        pytest.param(FLASK, ("flask", "--app=app", "--debug", "run", "--port=PORT"), id="flask"),
+    ],
+)
+def test_an_application_is_reloaded_and_goes_on(
+    code: str, words: tuple[str, ...], mx_rmq_url: str, short_path: Path
+) -> None:
+    with serving(short_path, mx_rmq_url, code, *words) as client:
 
         def says(text: str) -> bool:
             try:
@@ -171,17 +248,30 @@ def test_uvicorn_reloads_an_application_and_its_worker(mx_rmq_url: str, short_pa
                 return False
 
         until(lambda: says("first"))
-        (short_path / "app.py").write_text(textwrap.dedent(ASGI).replace("first", "second"))
+        (short_path / "app.py").write_text(textwrap.dedent(code).replace("first", "second"))
         until(lambda: says("second"))
 
 
 def test_uvicorns_processes_say_what_to_do_instead_of_mq_sync_at_import(
     mx_rmq_url: str, short_path: Path
 ) -> None:
-    words = ("uvicorn", "app:app", "--port=PORT", "--workers=2")
-
-    def told() -> Any:
+    def told() -> bool:
         return "in the application's lifespan" in (short_path / "log").read_text()
 
-    with serving(short_path, mx_rmq_url, WSGI, *words, until_it_listens=False):
+    with serving(short_path, mx_rmq_url, WSGI, *UVICORN, "--workers=2", until_it_listens=False):
         until(told)
+
+
+@pytest.mark.parametrize("code", [STARLETTE, LITESTAR], ids=["starlette", "litestar"])
+def test_an_application_does_not_watch_for_a_reader_that_has_gone(
+    code: str, mx_rmq_url: str, short_path: Path
+) -> None:
+    words = (*UVICORN, "--timeout-graceful-shutdown=1")
+    with serving(short_path, mx_rmq_url, code, *words) as client:
+        id = client.get("/").text
+        for _ in range(3):
+            with client.stream("GET", f"/events/{id}") as events:
+                assert "pending" in next(events.iter_lines())
+        until(lambda: client.get("/readers").text == "0")
+        client.send(client.build_request("GET", f"/events/{id}"), stream=True)
+        until(lambda: client.get("/readers").text == "1")  # and the server must stop all the same
