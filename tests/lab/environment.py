@@ -53,7 +53,6 @@ def _closure(requirements: Iterable[str]) -> list[Distribution]:
             continue
         name = canonicalize_name(wanted.name)
         one = found.setdefault(name, distribution(name))
-        assert wanted.specifier.contains(one.version, prereleases=True), f"{wanted}: {one.version}"
         for each in {(name, part) for part in ("", *wanted.extras)} - seen:
             seen.add(each)
             left += [(Requirement(need), each[1]) for need in one.requires or ()]
