@@ -188,6 +188,15 @@ async def test_a_queue_is_opened_once_at_a_time_and_again_after_it_was_closed(
         assert (await mq.admin.stats("t")).pending == 2
 
 
+async def test_it_is_open_while_an_asgi_application_runs(raw: Redis, server: Server) -> None:
+    mq = MessageQueue(server.url)
+    for _ in range(2):  # as in two tests of an application
+        async with mq.open_in_app(object()) as state:
+            assert mq.is_open
+            assert state is None  # Starlette would take anything else as the state of its requests
+        assert not mq.is_open
+
+
 @on_servers
 async def test_a_queue_that_was_opened_in_another_loop_says_so(mq: MessageQueue) -> None:
     def elsewhere() -> str:

@@ -135,6 +135,28 @@ def test_two_first_calls_open_it_once_whenever_they_look_at_the_process(
     assert threads() == ["mx-rmq-sync"]
 
 
+def test_a_thread_that_is_none_is_refused(
+    mq: MessageQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(threading, "get_native_id", lambda: 1)  # as in gevent: all are one thread
+        with pytest.raises(NotOpen, match="gevent or eventlet has replaced threads"):
+            mq.sync.produce("t", 1)
+    assert threads() == []
+    mq.sync.produce("t", 1)
+
+
+def test_a_queue_that_is_used_is_not_moved(mq: MessageQueue) -> None:
+    mq.sync.produce("t", 1)
+    mq.move(url=mq.settings.url)  # that changes nothing
+    with pytest.raises(InvalidInput, match=r"call mq\.sync\.close"):
+        mq.move(url="redis://elsewhere")
+    mq.sync.close()
+    mq.move(prefix="elsewhere")
+    mq.sync.produce("t", 2)
+    assert pending(mq) == 1
+
+
 def test_an_error_comes_to_the_caller(mq: MessageQueue) -> None:
     with pytest.raises(InvalidInput):
         mq.sync.produce("t", object())
@@ -258,6 +280,49 @@ def test_after_a_fork_the_child_begins_anew_and_the_parent_goes_on(mq: MessageQu
     assert [in_child(work) for _ in range(3)] == [0, 0, 0]
     mq.sync.produce("t", 4)
     assert pending(mq) == 11
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_the_first_threads_of_a_child_open_it_once(
+    mq: MessageQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    getpid = os.getpid
+    mq.sync.produce("t", 0)
+
+    def work() -> None:
+        meeting = threading.Barrier(8, timeout=0.5)
+
+        def slow() -> int:
+            """A switch of threads may come here as well as anywhere."""
+            found = getpid()
+            with suppress(threading.BrokenBarrierError):
+                meeting.wait()
+            return found
+
+        monkeypatch.setattr("mx_rmq.sync.os.getpid", slow)
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda number: mq.sync.produce("t", number), range(8)))
+        assert threads() == ["mx-rmq-sync"]
+        mq.sync.close()
+
+    assert in_child(work) == 0
+    assert pending(mq) == 9
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_watch_that_was_begun_before_a_fork_ends_in_the_parent_alone(mq: MessageQueue) -> None:
+    id = mq.sync.produce("t", 0)
+    watching = mq.sync.watch("t", id)
+    assert next(watching).state == "pending"
+
+    def work() -> None:
+        mq.sync.produce("t", 1)
+        watching.close()  # type: ignore[attr-defined]  # a generator, as WSGI servers close it
+        mq.sync.close()
+
+    assert in_child(work) == 0
+    mq.sync.abort("t", id)
+    assert [status.state for status in watching] == ["dead"]
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")

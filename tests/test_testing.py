@@ -146,6 +146,14 @@ def test_crons_do_not_tick_but_can_be_produced(mx_rmq_use: Use) -> None:
 # what was produced
 
 
+def test_an_application_factory_does_not_move_the_queue_away(mq: MessageQueue) -> None:
+    mq.move(url="redis://the-real-one", prefix="real")
+    mq.sync.produce("order.created", Order(1))
+    assert testing.drain(mq).completed == 1
+    with pytest.raises(InvalidInput):
+        mq.move(url="http://wrong")
+
+
 def test_a_failure_lists_what_was_produced_instead(mq: MessageQueue) -> None:
     mq.sync.produce("mail", {"to": "ann", "order": 1}, priority="high")
     mq.sync.produce("mail", {"to": "bob", "order": 2}, headers={"a": "b"})

@@ -183,6 +183,22 @@ async def test_a_worker_opens_and_closes_a_queue_that_is_not_open(
     assert handled == [1]
 
 
+@on_a_server
+async def test_a_worker_runs_while_an_asgi_application_does(raw: Redis, server: Server) -> None:
+    mq = MessageQueue(server.url)
+
+    @mq.handler("t", result_ttl=60)
+    async def handle(payload: int) -> int:
+        return payload + 1
+
+    worker = Worker(mq)
+    for number in range(2):
+        async with worker.run_in_app(object()):
+            id = await mq.produce("t", number)
+            assert await mq.result("t", id, timeout=30) == number + 1
+        assert not mq.is_open
+
+
 @on_servers
 async def test_thousands_are_handled_once_each_by_two_workers(mq: MessageQueue) -> None:
     handled: list[int] = []

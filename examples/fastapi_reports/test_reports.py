@@ -3,6 +3,7 @@
 In the directory above: python -m pytest fastapi_reports
 """
 
+import asyncio
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -10,11 +11,12 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from httpx2 import ASGITransport, AsyncClient
 
 from fastapi_reports import reports
-from fastapi_reports.app import app
+from fastapi_reports.app import app, app_with_worker
 from fastapi_reports.reports import mq
-from mx_rmq import MessageQueue
+from mx_rmq import MessageQueue, Worker
 from mx_rmq.testing import assert_produced, drain
 
 pytest_plugins = ["mx_rmq.testing"]
@@ -34,13 +36,10 @@ def client(mx_rmq_use: Callable[..., MessageQueue]) -> Iterator[TestClient]:
 
 
 @pytest.fixture
-def working(
-    mx_rmq_use: Callable[..., MessageQueue], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[TestClient]:
+def working(mx_rmq_use: Callable[..., MessageQueue]) -> Iterator[TestClient]:
     """The application that writes the reports itself."""
     mx_rmq_use(mq)
-    monkeypatch.setenv("REPORTS_WORKER", "inside")
-    with TestClient(app) as client:
+    with TestClient(app_with_worker) as client:
         yield client
 
 
@@ -51,10 +50,13 @@ def ordered(client: TestClient, **order: Any) -> str:
 
 
 def events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
-    """Yield what the server sent."""
+    """Yield what the server sent, until the event that ends it."""
     for line in lines:
+        if line == "event: end":
+            return
         if line.startswith("data: "):
             yield json.loads(line.removeprefix("data: "))
+    pytest.fail("the stream had no end")
 
 
 def test_an_order_is_produced_and_a_drain_writes_the_report(client: TestClient) -> None:
@@ -67,17 +69,29 @@ def test_an_order_is_produced_and_a_drain_writes_the_report(client: TestClient) 
     }
 
 
+def test_an_async_client_does_not_open_the_queue(mx_rmq_use: Callable[..., MessageQueue]) -> None:
+    mx_rmq_use(mq)
+
+    async def order() -> int:
+        transport = ASGITransport(app=app)
+        async with mq, AsyncClient(transport=transport, base_url="http://test") as client:
+            await client.post("/reports", json={"title": "sales", "pages": 1})
+            return (await Worker(mq).drain()).completed
+
+    assert asyncio.run(order()) == 1
+
+
 def test_progress_comes_as_events_until_the_report_is_there(working: TestClient) -> None:
-    id = ordered(working, title="sales", pages=200)
+    id = ordered(working, title="sales", pages=60)
     answer = working.get(f"/reports/{id}/events")
     assert answer.headers["content-type"].startswith("text/event-stream")
     first, *middle, last = events(answer.iter_lines())
     assert first["state"] in ("pending", "processing")
     shares = [one["progress"] for one in middle if one["progress"]]
     assert shares == sorted(shares)
-    assert any(f"{one['note']}".endswith("of 200") for one in middle)
+    assert any(f"{one['note']}".endswith("of 60") for one in middle)
     assert last["state"] == "completed"
-    assert len(working.get(f"/reports/{id}").json()["pages"]) == 200
+    assert len(working.get(f"/reports/{id}").json()["pages"]) == 60
 
 
 def test_a_report_that_is_being_written_can_be_aborted(working: TestClient) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from contextlib import asynccontextmanager
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 import msgspec
 
 from mx_rmq.admin import Admin
 from mx_rmq.core.codec import encode_payload
+from mx_rmq.core.durations import SHORTEST, as_seconds
 from mx_rmq.core.errors import InvalidInput, NotOpen
 from mx_rmq.core.events import ServerBack, ServerLost
 from mx_rmq.core.message import VERSION, Message
@@ -25,6 +27,7 @@ from mx_rmq.core.outgoing import (
     check_per_payload,
     payload_list,
 )
+from mx_rmq.core.sse import HEADERS, HEARTBEAT
 from mx_rmq.core.text import shown
 from mx_rmq.flow import Flow
 from mx_rmq.net.url import check_url
@@ -36,10 +39,17 @@ from mx_rmq.runtime.producer import Producer
 from mx_rmq.settings import QueueSettings
 from mx_rmq.store import Store
 from mx_rmq.sync import SyncQueue
-from mx_rmq.waiters import Waiters
+from mx_rmq.waiters import Waiters, server_sent_events
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+    from collections.abc import (
+        AsyncGenerator,
+        AsyncIterator,
+        Awaitable,
+        Callable,
+        Iterable,
+        Sequence,
+    )
     from contextlib import AbstractAsyncContextManager
     from datetime import datetime
 
@@ -53,6 +63,9 @@ if TYPE_CHECKING:
 
 class MessageQueue(Router):
     """A queue on one server or a cluster. It connects in `async with mq:`, not when created."""
+
+    sse_headers: Final = HEADERS
+    """The headers of a response whose body is `mq.sse(…)`."""
 
     def __init__(
         self,
@@ -76,6 +89,7 @@ class MessageQueue(Router):
         self.middleware = tuple(middleware)
         self.lifespan = _check_lifespan(lifespan)
         """Takes the queue, and returns the async context manager around each of its workers."""
+        self._in_test_mode = False  # then it stays on the test server
         self.dependency_overrides: Overrides = {}
         """For tests: provider -> the provider that replaces it."""
         self.events.subscribe(EventLog().log, *LOGGED)
@@ -107,6 +121,10 @@ class MessageQueue(Router):
         settings = self.settings
         moved = replace(settings, url=url or settings.url, prefix=prefix or settings.prefix)
         check_url(moved.address)
+        if moved == settings or self._in_test_mode:
+            return
+        if "sync" in self.__dict__ and self.sync._is_open:
+            raise InvalidInput("mq.sync uses the queue: move it before that, or call mq.sync.close")
         self.settings = moved
 
     def another(self) -> MessageQueue:
@@ -182,6 +200,12 @@ class MessageQueue(Router):
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    @asynccontextmanager
+    async def open_in_app(self, app: object) -> AsyncIterator[None]:
+        """Open it while an ASGI application runs: `FastAPI(lifespan=mq.open_in_app)`."""
+        async with self:
+            yield
 
     @property
     def is_open(self) -> bool:
@@ -356,6 +380,17 @@ class MessageQueue(Router):
         shorter may be skipped. If the server goes away, it logs that and waits until it is back.
         """
         return self._open_waiters().watch(topic, id)
+
+    def sse(
+        self, topic: str, id: str, *, heartbeat: Seconds = HEARTBEAT
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield what `watch` yields as server-sent events, for a response with `mq.sse_headers`.
+
+        The last one is the event `end`, after which a page must close its EventSource. After each
+        `heartbeat` seconds of silence a comment is sent.
+        """
+        every = as_seconds("heartbeat=", heartbeat, SHORTEST)
+        return server_sent_events(self.watch(topic, id), every)
 
     def _open_waiters(self) -> Waiters:
         store = self.store

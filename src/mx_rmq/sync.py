@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
 from mx_rmq.core.errors import NotOpen
+from mx_rmq.core.sse import HEARTBEAT
 from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
@@ -50,11 +51,7 @@ class SyncQueue:
 
     def __init__(self, mq: MessageQueue) -> None:
         self._original = mq
-        self._lock = threading.Lock()
-        self._pid = os.getpid()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._mq: MessageQueue | None = None
+        self._by_process: dict[int, _Background] = {}
 
     def produce(
         self,
@@ -165,19 +162,11 @@ class SyncQueue:
 
     def watch(self, topic: str, id: str) -> Iterator[Status]:
         """Yield where a message is, now and after every change, until it has ended."""
-        watching: AsyncGenerator[Status, None] | None = None
+        return self._each(lambda mq: mq.watch(topic, id))
 
-        async def next_one(mq: MessageQueue) -> Status | None:
-            nonlocal watching
-            watching = watching or mq.watch(topic, id)
-            return await anext(watching, None)
-
-        try:
-            while (status := self.call(next_one)) is not None:
-                yield status
-        finally:
-            if watching is not None and self._loop is not None:
-                self.call(lambda _: watching.aclose())
+    def sse(self, topic: str, id: str, *, heartbeat: Seconds = HEARTBEAT) -> Iterator[bytes]:
+        """Yield the same as server-sent events, until the message has ended. See `mq.sse`."""
+        return self._each(lambda mq: mq.sse(topic, id, heartbeat=heartbeat))
 
     def call(self, function: Callable[[MessageQueue], Awaitable[T]]) -> T:
         """Run anything that needs the queue: `mq.sync.call(lambda mq: mq.admin.topics())`."""
@@ -186,58 +175,111 @@ class SyncQueue:
         except RuntimeError:
             pass
         else:
-            raise NotOpen("mq.sync would block this event loop: await the same method of mq")
-        loop, mq = self._opened()
+            raise NotOpen(
+                "mq.sync would block this event loop: await the same method of mq (instead of at"
+                " import time, in the application's lifespan)"
+            )
+        opened = self._opened()
 
         async def run() -> T:
-            return await function(mq)
+            return await function(opened.mq)
 
-        return _wait(run(), loop)
+        return _wait(run(), opened.loop)
+
+    def _each(self, start: Callable[[MessageQueue], AsyncGenerator[T, None]]) -> Iterator[T]:
+        """Yield what an async generator of the queue yields."""
+        used: MessageQueue | None = None
+        generator: AsyncGenerator[T, None] | None = None
+
+        async def next_one(mq: MessageQueue) -> T | None:
+            nonlocal used, generator
+            if generator is None:
+                used, generator = mq, start(mq)
+            return await anext(generator, None)
+
+        async def end(mq: MessageQueue) -> None:
+            if generator is not None and mq is used:
+                await generator.aclose()
+
+        try:
+            while (item := self.call(next_one)) is not None:
+                yield item
+        finally:
+            if self._is_open:
+                self.call(end)
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether it is connected, in this process."""
+        return self._here.opened is not None
 
     def close(self) -> None:
         """Disconnect and end the thread. The next call opens again."""
         atexit.unregister(self.close)
-        if self._pid != os.getpid():
-            self._after_fork()
-        with self._lock:
-            loop, thread, mq = self._loop, self._thread, self._mq
-            self._loop = self._thread = self._mq = None
-            if loop is None or thread is None or mq is None:
-                return
-            try:
-                _wait(_close(mq), loop)
-            finally:
-                loop.call_soon_threadsafe(loop.stop)
-                thread.join()
+        here = self._here
+        with here.lock:
+            opened, here.opened = here.opened, None
+            if opened is not None:
+                opened.close()
 
-    def _opened(self) -> tuple[asyncio.AbstractEventLoop, MessageQueue]:
-        if self._pid != os.getpid():
-            self._after_fork()
-        with self._lock:
-            alive = self._thread is not None and self._thread.is_alive()
-            if self._loop is None or self._mq is None or not alive:
+    def _opened(self) -> _Opened:
+        here = self._here
+        with here.lock:
+            if here.opened is None or not here.opened.thread.is_alive():
                 atexit.unregister(self.close)
-                loop = asyncio.new_event_loop()
-                thread = threading.Thread(
-                    target=_run, args=(loop,), name="mx-rmq-sync", daemon=True
-                )
-                thread.start()
-                mq = self._original.another()
-                try:
-                    _wait(mq.open(), loop)
-                except BaseException:
-                    loop.call_soon_threadsafe(loop.stop)
-                    thread.join()
-                    raise
-                self._loop, self._thread, self._mq = loop, thread, mq
+                here.opened = _Opened(self._original.another())
                 atexit.register(self.close)
-            return self._loop, self._mq
+            return here.opened
 
-    def _after_fork(self) -> None:
-        """Start over in a child process: the thread and the connections are the parent's."""
-        self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._loop = self._thread = self._mq = None
+    @property
+    def _here(self) -> _Background:
+        """What this process has. A child that was forked starts over.
+
+        It keeps what the parent had, because closing that would close the parent's connections.
+        The first threads of a child may come here together, so one atomic call decides. No fork
+        hook is involved, because uWSGI calls none.
+        """
+        return self._by_process.setdefault(os.getpid(), _Background())
+
+
+class _Background:
+    """What one process has in the background."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.opened: _Opened | None = None
+
+
+class _Opened:
+    """An event loop in a thread, with an open queue."""
+
+    def __init__(self, mq: MessageQueue) -> None:
+        self.mq = mq
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(
+            target=_run, args=(self.loop,), name="mx-rmq-sync", daemon=True
+        )
+        self.thread.start()
+        try:
+            if self.thread.native_id == threading.get_native_id():
+                raise NotOpen(
+                    "mq.sync needs a thread, and gevent or eventlet has replaced threads: use real"
+                    " ones, such as gunicorn --worker-class gthread"
+                )
+            _wait(mq.open(), self.loop)
+        except BaseException:
+            self._stop()
+            raise
+
+    def close(self) -> None:
+        try:
+            _wait(_close(self.mq), self.loop)
+        finally:
+            self._stop()
+
+    def _stop(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join()
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:

@@ -24,6 +24,7 @@ from mx_rmq.core.errors import InvalidInput, PayloadTooLarge
 from mx_rmq.core.names import check_topic
 from mx_rmq.core.outgoing import check_each, payload_list
 from mx_rmq.core.payload import decoder, type_name, unreadable
+from mx_rmq.core.sse import HEARTBEAT
 from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
@@ -143,6 +144,10 @@ class Topic(Generic[P, R]):
         """Yield where a message is, now and after every change, until it has ended."""
         return self._router._queue.watch(self.name, id)
 
+    def sse(self, id: str, *, heartbeat: Seconds = HEARTBEAT) -> AsyncGenerator[bytes, None]:
+        """Yield what `watch` yields as server-sent events. See `mq.sse`."""
+        return self._router._queue.sse(self.name, id, heartbeat=heartbeat)
+
     def check(self, payload: P) -> None:
         """Raise InvalidInput if a handler could not decode this payload."""
         try:
@@ -215,6 +220,10 @@ class SyncTopic(Generic[P, R]):
     def watch(self, id: str) -> Iterator[Status]:
         """Yield where a message is, now and after every change, until it has ended."""
         return self._queue.watch(self._name, id)
+
+    def sse(self, id: str, *, heartbeat: Seconds = HEARTBEAT) -> Iterator[bytes]:
+        """Yield what `watch` yields as server-sent events. See `mq.sse`."""
+        return self._queue.sse(self._name, id, heartbeat=heartbeat)
 
 
 class HandlerDecorator(Protocol[P, R]):

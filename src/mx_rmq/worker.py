@@ -312,6 +312,15 @@ class Worker:
         if self._broken and kind is None:
             raise WorkerBroken(self._broken)
 
+    @asynccontextmanager
+    async def run_in_app(self, app: object) -> AsyncIterator[None]:
+        """Work while an ASGI application runs: `FastAPI(lifespan=Worker(mq).run_in_app)`.
+
+        The queue is open meanwhile, so that requests can produce.
+        """
+        async with self:
+            yield
+
     async def _stop(self, engine: Engine) -> bool:
         try:
             return await engine.stop(grace=self.settings.grace)

@@ -1,4 +1,4 @@
-"""The FastAPI application, run as its users run it. Its own tests are beside it."""
+"""The page of the FastAPI application, in a real browser. test_readmes.py does the rest."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import httpx
 import pytest
 from playwright.async_api import expect
 
@@ -23,27 +22,14 @@ pytest_plugins = ["mx_rmq.testing"]
 HOSTILE = "<img src=x onerror=alert(1)> & 'co'"
 
 
-# as processes
-
-
 @contextmanager
-def served(url: str, directory: Path, **environment: str) -> Iterator[str]:
+def served(url: str, directory: Path) -> Iterator[str]:
     """Run the application with uvicorn; yield its address."""
     port = free_port()
     words = ("-m", "uvicorn", "fastapi_reports.app:app", "--port", str(port))
-    environment |= {"MX_RMQ_URL": url}
-    with running(directory, *words, program=[sys.executable], **environment) as web:
+    with running(directory, *words, program=[sys.executable], MX_RMQ_URL=url) as web:
         web.until_told("Application startup complete")
         yield f"http://127.0.0.1:{port}"
-
-
-def test_one_process_serves_and_writes(mx_rmq_url: str, short_path: Path) -> None:
-    with (
-        served(mx_rmq_url, short_path, REPORTS_WORKER="inside") as address,
-        httpx.Client(base_url=address, timeout=30) as client,
-    ):
-        id = client.post("/reports", json={"title": "sales", "pages": 1}).json()["id"]
-        assert client.get(f"/reports/{id}").json()["pages"] == ["Page 1 of sales"]
 
 
 @pytest.mark.timeout(180)

@@ -17,8 +17,8 @@ from tests.tour.walk import FENCE, Block, blocks_of, fits, walk
 if TYPE_CHECKING:
     from pathlib import Path
 
-WALKED = ("tutorial.md",)
-"""Pages whose examples build on each other: test_tutorial.py does them in order."""
+WALKED = ("tutorial.md", "web-frameworks.md", "web-servers.md")
+"""Pages whose examples build on each other: test_tutorial.py and test_web.py walk them."""
 
 NOTHING = Block("", "", 0)
 

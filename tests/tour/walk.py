@@ -58,10 +58,13 @@ def blocks_of(page: Path) -> list[Block]:
     ]
 
 
-def walk(page: Path, directory: Path) -> None:
-    """Do all that a page says, in an empty directory; fail where it is wrong."""
-    (home := directory / "page").mkdir()
-    with Shell(home, logs=directory) as shell:
+def walk(page: Path, directory: Path, programs: Path = Path(sys.executable).parent) -> None:
+    """Do all that a page says; fail where it is wrong.
+
+    It is done in the folder `page` of the directory, which is made if it is not there.
+    """
+    (home := directory / "page").mkdir(exist_ok=True)
+    with Shell(home, logs=directory, programs=programs) as shell:
         for block in blocks_of(page):
             where = f"{page.name}:{block.line}"
             match block.language:
@@ -110,7 +113,7 @@ def _differs(where: str, printed: str, text: str) -> str:
 class Shell:
     """One bash for a whole page; when it is left, what it started is stopped."""
 
-    def __init__(self, directory: Path, *, logs: Path) -> None:
+    def __init__(self, directory: Path, *, logs: Path, programs: Path) -> None:
         self.printed = ""
         """What the last block printed."""
         self._logs = logs
@@ -122,7 +125,8 @@ class Shell:
             name: value for name, value in os.environ.items() if not name.startswith("MX_RMQ_")
         }
         environment |= {
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+            "HOME": str(logs),  # gunicorn has a socket there
             "PYTHONUNBUFFERED": "1",
             "PYTHONWARNINGS": "error",
         }

@@ -111,6 +111,7 @@ def _used(
             prefix=f"test:{uuid4().hex}",
             confirm="stored",
         )
+        mq._in_test_mode = True
         change = partial(_without_waits, retries=retries, delays=delays)
         mq.middleware = (*mq.middleware, ProduceRecorder(change))
         mq.handlers = _InstantHandlers(mq.handlers, retries=retries, rates=rates)
@@ -129,6 +130,7 @@ def _used(
                 mq._producer = mq._loop = None  # without its loop it cannot be closed
                 problems = ["the test left the queue open: put `async with mq:` around its use"]
             mq.settings, mq.middleware, mq.handlers, mq.crons, mq.dependency_overrides = before
+            mq._in_test_mode = False
             return problems + run(clean(settings))
 
         try:

@@ -7,6 +7,7 @@ two seconds that something has ended, and all its waiters read again. They also 
 minute, in case something has broken the counts.
 """
 
+from mx_rmq.waiters.server_sent_events import server_sent_events
 from mx_rmq.waiters.waiters import Waiters
 
-__all__ = ["Waiters"]
+__all__ = ["Waiters", "server_sent_events"]

@@ -1,0 +1,1 @@
+"""A web application that sends a newsletter: newsletter.py and app.py."""

@@ -1,0 +1,1 @@
+"""A web application that exports tables as CSV: exports.py and app.py."""
