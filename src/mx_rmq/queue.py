@@ -40,7 +40,7 @@ from mx_rmq.waiters import Waiters
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
-    from contextlib import AbstractAsyncContextManager
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from datetime import datetime
 
     from mx_rmq.core.dependencies import Overrides
@@ -78,6 +78,8 @@ class MessageQueue(Router):
         """Takes the queue, and returns the async context manager around each of its workers."""
         self.dependency_overrides: Overrides = {}
         """For tests: provider -> the provider that replaces it."""
+        self.thread_scope: Callable[[], AbstractContextManager[object]] | None = None
+        """Entered around a plain handler and its providers, in their thread; not in `inline`."""
         self.events.subscribe(EventLog().log, *LOGGED)
 
     # declaring

@@ -14,6 +14,7 @@ from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
 from mx_rmq.core.errors import NotOpen
+from mx_rmq.in_thread import in_thread
 from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
@@ -176,6 +177,20 @@ class SyncQueue:
 
         return _wait(run(), loop)
 
+    async def acall(self, function: Callable[[MessageQueue], Awaitable[T]]) -> T:
+        """Run anything that needs the queue, and await it in an event loop that comes and goes.
+
+        For code whose loop cannot own the queue, because nothing closes it there.
+        """
+        if not self._is_open:
+            await in_thread(self._opened)  # it may wait for the server
+        loop, mq = self._opened()
+
+        async def run() -> T:
+            return await function(mq)
+
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run(), loop))
+
     def close(self) -> None:
         """Disconnect and end the thread. The next call opens again."""
         atexit.unregister(self.close)
@@ -191,6 +206,11 @@ class SyncQueue:
             finally:
                 loop.call_soon_threadsafe(loop.stop)
                 thread.join()
+
+    @property
+    def _is_open(self) -> bool:
+        alive = self._thread is not None and self._thread.is_alive()
+        return alive and self._mq is not None and self._pid == os.getpid()
 
     def _opened(self) -> tuple[asyncio.AbstractEventLoop, MessageQueue]:
         if self._pid != os.getpid():
