@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from asgiref.sync import sync_to_async
-from django.db import close_old_connections
+from django.db import connections
 
 from mx_rmq.core.middleware import Middleware
 
@@ -23,6 +23,17 @@ if TYPE_CHECKING:
     from mx_rmq.core.middleware import Handle, HandleBatch
 
 EVERY: Final = 1.0  # seconds between two looks at the connections that async handlers share
+
+
+def close_old_connections() -> None:
+    """Close the connections of this thread that are broken or too old.
+
+    Not those in a transaction, which Django's function of this name would close: in a TestCase, a
+    handler runs in the transaction of the test.
+    """
+    for connection in connections.all(initialized_only=True):
+        if not connection.in_atomic_block:
+            connection.close_if_unusable_or_obsolete()
 
 
 @contextmanager
