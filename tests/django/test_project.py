@@ -155,3 +155,27 @@ def test_workers_close_old_connections_and_a_killed_one_loses_no_task(project: P
         assert worker.end(within=60)[0] == 0
     mq.sync.close()
     assert "completed" in project.manage("mx_rmq", "show", "tasks:default", id)
+
+
+def test_the_fixtures_for_pytest_know_the_queue_of_a_project(short_path: Path) -> None:
+    (short_path / "pytest.ini").write_text("[pytest]\nmx_rmq_queue = mx_rmq.django:mq\n")
+    (short_path / "conftest.py").write_text(
+        "import django\ndjango.setup()\npytest_plugins = ['mx_rmq.testing']\n"
+    )
+    (short_path / "test_it.py").write_text(
+        "from mx_rmq.django.testing import drain\n\n"
+        "def test_it(mx_rmq_queue):\n"
+        f"    task = {{'task': '{SHOP}.tasks.add', 'args': [1]}}\n"
+        "    mx_rmq_queue.sync.produce('tasks:default', task)\n"
+        "    assert drain().completed == 1\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-pno:valkey", "-pno:asyncio", short_path],
+        cwd=short_path,
+        env={**os.environ, **environment("redis://127.0.0.1:1", short_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout
