@@ -154,7 +154,8 @@ def test_workers_close_old_connections_and_a_killed_one_loses_no_task(project: P
         worker.process.send_signal(signal.SIGTERM)
         assert worker.end(within=60)[0] == 0
     mq.sync.close()
-    assert "completed" in project.manage("mx_rmq", "show", "tasks:default", id)
+    settings = "--settings=tests.django.project.settings"
+    assert "completed" in project.manage("mx_rmq", settings, "show", "tasks:default", id)
 
 
 def test_the_fixtures_for_pytest_know_the_queue_of_a_project(short_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 if os.environ["TASKS_SYSTEM"] == "rq":
     from django_tasks import task
 else:
-    from django.tasks import task  # type: ignore[assignment]  # the same interface
+    from django.tasks import task  # type: ignore[no-redef]  # the same interface
 
 
 @task

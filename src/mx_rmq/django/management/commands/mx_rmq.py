@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import Any, Final
 
 from django.apps import apps
-from django.conf import settings
+from django.conf import ENVIRONMENT_VARIABLE, settings
 from django.core.management.base import BaseCommand, CommandParser
 
 from mx_rmq.cli import main
@@ -46,16 +47,18 @@ def _run(words: list[str], program: list[str], name: str) -> None:
     main.main(
         words,
         prog_name=name,
-        obj=Host(queue=queue, command=program, modules=[one.name for one in _apps()]),
+        obj=Host(queue=queue, command=program, modules=_modules()),
         default_map={"worker": {"target": TARGET}},
     )
 
 
-def _apps() -> list[Any]:
-    """Return the apps of this project, not those that are installed as packages."""
+def _modules() -> list[str]:
+    """Return the apps and the settings of this project, not apps that are installed as packages."""
     installed = {"site-packages", "dist-packages"}
-    return [
-        one
+    names = [
+        one.name
         for one in apps.get_app_configs()
         if installed.isdisjoint(Path(one.path).parts) and one.label != "mx_rmq"
     ]
+    module = os.environ.get(ENVIRONMENT_VARIABLE)
+    return [*names, module] if module else names
