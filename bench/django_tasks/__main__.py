@@ -48,7 +48,10 @@ def python() -> str:
         return sys.executable
     pyenv = sorted(Path("~/.pyenv/versions").expanduser().glob("3.1[23].*/bin/python"))
     for found in ("python3.12", *map(str, pyenv)):
-        if shutil.which(found) and not subprocess.run([found, "-c", ""], check=False).returncode:
+        if shutil.which(found) is None:
+            continue
+        tried = subprocess.run([found, "-c", ""], capture_output=True, check=False)
+        if tried.returncode == 0:  # pyenv may have put one on the path that does not work
             return found
     raise RuntimeError("Django 6 needs Python 3.12, and there is none")
 

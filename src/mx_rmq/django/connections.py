@@ -57,13 +57,14 @@ class FreshConnections(Middleware):
         self._looked = 0.0
 
     async def handle(self, delivery: Delivery, call_next: Handle) -> Any:
+        await self._look()
         return await self._around(call_next(delivery))
 
     async def handle_batch(self, batch: Batch, call_next: HandleBatch) -> Any:
+        await self._look()
         return await self._around(call_next(batch))
 
     async def _around(self, handling: Awaitable[Any]) -> Any:
-        await self._look()
         try:
             return await handling
         except Exception as raised:  # noqa: BLE001 - it is raised again
