@@ -5,7 +5,7 @@ import os
 import django
 
 SECRET_KEY = os.environ.get("SECRET_KEY", "only for trying out")
-DEBUG = os.environ.get("DEBUG") == "1"
+DEBUG = os.environ.get("DEBUG", "1") == "1"  # off in production
 ALLOWED_HOSTS = ["localhost", "127.0.0.1"]
 ROOT_URLCONF = "config.urls"
 WSGI_APPLICATION = "config.wsgi.application"

@@ -37,6 +37,9 @@ OPERATOR: Final = "mx_rmq.operator"  # scope key: the name of the user
 
 EVENTS: Final = "text/event-stream"
 
+AGAIN: Final = b'event: again\ndata: {"after": 3000}\n\n'
+"""Tells a page to ask for the next event after three seconds."""
+
 
 @csrf_exempt
 async def dashboard(request: HttpRequest, path: str = "") -> HttpResponseBase:
@@ -162,6 +165,7 @@ class _Exchange:
             while chunk := await self.chunk():
                 body += chunk
                 if is_events and b"event:" in body:
+                    body += AGAIN
                     break
             await self.end()
         except BaseException:

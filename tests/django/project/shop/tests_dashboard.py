@@ -96,6 +96,7 @@ class Dashboard(TestCase):
         self.assertFalse(answer.streaming)
         self.assertEqual(answer.headers["Content-Type"].partition(";")[0], "text/event-stream")
         self.assertIn(b"event: sample", answer.content)
+        self.assertTrue(answer.content.endswith(b'event: again\ndata: {"after": 3000}\n\n'))
 
     async def test_under_asgi_live_events_are_streamed(self) -> None:
         await self.async_client.aforce_login(self.staff)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 from django.test import SimpleTestCase
 
-from mx_rmq import InvalidInput, NotOpen
+from mx_rmq import InvalidInput, NotOpen, ServerUnavailable
 from mx_rmq.django import mq, produce_on_commit
 from mx_rmq.django.queue import queue_from
 from mx_rmq.django.testing import TestCase, TransactionTestCase
@@ -60,6 +62,17 @@ class OnCommit(TransactionTestCase):
             produce_on_commit("order.placed", payload)
             payload["item"] = "pen"
         self.assertProduced("order.placed", {"item": "book"})
+
+    def test_if_redis_is_away_the_row_is_stored_and_the_caller_learns_of_it(self) -> None:
+        self.mq.sync.close()
+        self.mq.settings = replace(self.mq.settings, url="redis://127.0.0.1:1", patience=0.1)
+        with self.assertRaises(ServerUnavailable), transaction.atomic():
+            Order.objects.create(item="book")
+            produce_on_commit("order.placed", 1)
+        with self.assertLogs("django.db.backends.base", "ERROR"), transaction.atomic():
+            Order.objects.create(item="pen")
+            produce_on_commit("order.placed", 2, robust=True)
+        self.assertEqual(Order.objects.count(), 2)
 
 
 class Drains(TestCase):
