@@ -15,12 +15,14 @@ import msgspec
 from mx_rmq.admin.history import What
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import UNSTARTED, State
+from mx_rmq.core.outcome import Reject
 from mx_rmq.django.task_api import TaskError, TaskResult, TaskResultDoesNotExist, TaskResultStatus
 from mx_rmq.django.task_call import TaskCall, local, task_of
 
 if TYPE_CHECKING:
     from mx_rmq.admin.models import FailureView, MessageView
     from mx_rmq.core.message import Failure
+    from mx_rmq.django.task_api import Task
     from mx_rmq.queue import MessageQueue
 
 STATUS: Final = {
@@ -107,7 +109,7 @@ def result_of(found: TaskMessage, *, alias: str, queue: str) -> TaskResult[Any]:
     if view.state is State.PROCESSING:
         workers.append(view.worker)
     return TaskResult(
-        task=task_of(call, alias=alias, queue=queue),
+        task=_task(view, call, alias=alias, queue=queue),
         id=view.id,
         status=STATUS.get(view.state, TaskResultStatus.READY),
         enqueued_at=time_of(view.created_at),
@@ -125,7 +127,7 @@ def result_of(found: TaskMessage, *, alias: str, queue: str) -> TaskResult[Any]:
 def _finished(view: MessageView, *, alias: str, queue: str) -> TaskResult[Any]:
     done = msgspec.json.decode(view.content, type=Finished)
     result: TaskResult[Any] = TaskResult(
-        task=task_of(done.call, alias=alias, queue=queue),
+        task=_task(view, done.call, alias=alias, queue=queue),
         id=view.id,
         status=TaskResultStatus.SUCCESSFUL,
         enqueued_at=time_of(view.created_at),
@@ -140,6 +142,13 @@ def _finished(view: MessageView, *, alias: str, queue: str) -> TaskResult[Any]:
     )
     object.__setattr__(result, "_return_value", done.value)
     return result
+
+
+def _task(view: MessageView, call: TaskCall, *, alias: str, queue: str) -> Task[..., Any]:
+    try:
+        return task_of(call, alias=alias, queue=queue)
+    except (ImportError, Reject) as error:  # it was renamed or removed
+        raise TaskResultDoesNotExist(f"{view.id}: {error}") from error
 
 
 def time_of(seconds: float | None) -> datetime | None:

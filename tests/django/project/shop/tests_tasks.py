@@ -135,10 +135,14 @@ class Enqueueing(TestCase):
             with self.assertRaises(TaskResultDoesNotExist):
                 tasks.add.get_result(unknown)
 
-    def test_a_message_that_names_no_task_is_rejected(self) -> None:
-        path = "tests.django.project.shop.tasks.not_a_task"
-        self.mq.sync.produce("tasks:default", {"task": path})
-        self.assertEqual(self.drain().dead, 1)
+    def test_a_message_that_names_no_task_fails_and_has_no_result(self) -> None:
+        for name, retried in (("not_a_task", 0), ("removed", 2)):
+            path = f"tests.django.project.shop.tasks.{name}"
+            id = self.mq.sync.produce("tasks:default", {"task": path})
+            done = self.drain()
+            self.assertEqual((done.retried, done.dead), (retried, 1))
+            with self.assertRaisesMessage(TaskResultDoesNotExist, name):
+                tasks.add.get_result(id)
 
 
 class Failing(TestCase):
