@@ -180,3 +180,20 @@ def test_the_fixtures_for_pytest_know_the_queue_of_a_project(short_path: Path) -
         timeout=60,
     )
     assert done.returncode == 0, done.stdout
+
+
+def test_a_project_without_handlers_is_told_where_they_belong(short_path: Path) -> None:
+    code = (
+        "from django.conf import settings\n"
+        "from django.core.management import call_command\n"
+        "import django\n"
+        "url = 'redis://127.0.0.1:1'\n"
+        "settings.configure(INSTALLED_APPS=['mx_rmq.django'], MX_RMQ={'url': url})\n"
+        "django.setup()\n"
+        "call_command('mx_rmq', 'worker')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=short_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "in handlers.py of an app in INSTALLED_APPS" in done.stderr

@@ -25,11 +25,14 @@ class Host:
     """Starts one of these commands in another process."""
     modules: Sequence[str]
     """Whose code `worker --reload` watches."""
+    hint: str
+    """Where it looks for handlers, for the error that there are none."""
 
 
 def host() -> Host | None:
     """Return the framework that runs the current command; None: it is `mx-rmq`."""
-    found = click.get_current_context().find_root().obj
+    context = click.get_current_context(silent=True)
+    found = None if context is None else context.find_root().obj
     return found if isinstance(found, Host) else None
 
 

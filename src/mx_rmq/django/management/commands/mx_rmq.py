@@ -17,6 +17,7 @@ from mx_rmq.cli.host import Host
 from mx_rmq.django.queue import queue_from
 
 TARGET: Final = "mx_rmq.django:mq"
+HINT: Final = "declare one with @mq.handler(topic) in handlers.py of an app in INSTALLED_APPS"
 OF_DJANGO: Final = ("--settings", "--pythonpath")
 """Django has obeyed them before it calls us. Only before the name of the command."""
 
@@ -47,7 +48,7 @@ def _run(words: list[str], program: list[str], name: str) -> None:
     main.main(
         words,
         prog_name=name,
-        obj=Host(queue=queue, command=program, modules=_modules()),
+        obj=Host(queue=queue, command=program, modules=_modules(), hint=HINT),
         default_map={"worker": {"target": TARGET}},
     )
 
