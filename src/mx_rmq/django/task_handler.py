@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inspect import iscoroutinefunction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from django.utils import timezone
@@ -32,6 +32,9 @@ from mx_rmq.django.task_results import (
     workers_of,
 )
 from mx_rmq.runtime import current
+
+if TYPE_CHECKING:
+    from datetime import datetime
 
 
 class TaskHandler:
@@ -108,14 +111,12 @@ class _Attempt:
         object.__setattr__(result, "_return_value", value)
         object.__setattr__(result, "status", TaskResultStatus.SUCCESSFUL)
         object.__setattr__(result, "finished_at", timezone.now())
-        started, attempted = due_time(result.started_at), due_time(result.last_attempted_at)
-        if started is None or attempted is None:
-            raise AssertionError("a running task has both times")
         return Finished(
             call=self._call,
             value=value,
-            started_at=started,
-            attempted_at=attempted,
+            started_at=_with_zone(result.started_at),
+            attempted_at=_with_zone(result.last_attempted_at),
+            finished_at=_with_zone(result.finished_at),
             errors=[(one.exception_class_path, one.traceback) for one in result.errors],
             workers=result.worker_ids,
         )
@@ -139,6 +140,13 @@ class _Attempt:
         object.__setattr__(self.result, "status", TaskResultStatus.FAILED)
         object.__setattr__(self.result, "finished_at", timezone.now())
         return True
+
+
+def _with_zone(at: datetime | None) -> datetime:
+    aware = due_time(at)
+    if aware is None:
+        raise AssertionError("a task that was run has all its times")
+    return aware
 
 
 def _read_earlier(delivery: Delivery) -> TaskMessage | None:

@@ -42,8 +42,9 @@ class Finished(msgspec.Struct, frozen=True):
 
     call: TaskCall
     value: Any
-    started_at: datetime
+    started_at: datetime  # the worker's clock, as for the next two
     attempted_at: datetime
+    finished_at: datetime
     errors: list[tuple[str, str]]  # paths of exceptions and tracebacks
     workers: list[str]
 
@@ -133,7 +134,7 @@ def _finished(view: MessageView, *, alias: str, queue: str) -> TaskResult[Any]:
         enqueued_at=time_of(view.created_at),
         started_at=local(done.started_at),
         last_attempted_at=local(done.attempted_at),
-        finished_at=time_of(view.archived_at),
+        finished_at=local(done.finished_at),
         args=done.call.args,
         kwargs=done.call.kwargs,
         backend=alias,
