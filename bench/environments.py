@@ -23,7 +23,10 @@ CACHE = ROOT / ".bench"
 class Environments:
     """Where the queues are installed. `pythons`: existing interpreters, by name."""
 
-    def __init__(self, pythons: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, pythons: Mapping[str, str] | None = None, *, base: str = sys.executable
+    ) -> None:
+        self._base = base  # makes the environments
         self._pythons = dict(pythons or {})
         self._pins = tomllib.loads((ROOT / "bench" / "pins.toml").read_text())
 
@@ -54,7 +57,7 @@ class Environments:
         if _stamped(stamp, pins) and python.exists():
             return python
         _say(f"installing {', '.join(pins)}")
-        _run(sys.executable, "-m", "venv", str(place))
+        _run(self._base, "-m", "venv", str(place))
         words = [word for pin in pins for word in pin.split()]
         _run(str(python), "-m", "pip", "install", "--quiet", *words)
         stamp.write_text(json.dumps(pins))

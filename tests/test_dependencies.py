@@ -6,7 +6,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, closing, suppress
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated, Any
@@ -1024,6 +1024,39 @@ def test_a_lifespan_that_is_not_a_context_manager_is_refused(server: Server, lif
 
 
 # inline
+
+
+async def test_the_scope_of_a_thread_is_around_a_plain_handler_and_its_providers(
+    mq: MessageQueue,
+) -> None:
+    happened: list[tuple[str, int]] = []
+
+    def note(what: str) -> None:
+        happened.append((what, threading.get_ident()))
+
+    @contextmanager
+    def scope() -> Iterator[None]:
+        note("begin")
+        try:
+            yield
+        finally:
+            note("end")
+
+    def provider() -> Iterator[None]:
+        note("provided")
+        yield
+
+    @mq.handler("t", retry=[0], max_attempts=1)
+    def handle(payload: int, _: Annotated[None, Depends(provider)]) -> None:
+        note("handled")
+        raise ValueError
+
+    mq.thread_scope = scope
+    await mq.produce("t", 1)
+    assert (await Worker(mq).drain()).dead == 1
+    assert [what for what, _ in happened] == ["begin", "provided", "handled", "end"]
+    assert len({thread for _, thread in happened}) == 1
+    assert threading.get_ident() not in happened[0]
 
 
 async def test_an_inline_drain_runs_plain_handlers_in_this_thread(mq: MessageQueue) -> None:

@@ -87,6 +87,23 @@ def test_a_flow_is_sent_as_a_whole_or_not_at_all(mq: MessageQueue) -> None:
     assert pending(mq) == 2
 
 
+def test_event_loops_that_come_and_go_await_it(mq: MessageQueue) -> None:
+    async def produce() -> str:
+        return await mq.sync.acall(lambda mq: mq.produce("t", 1))
+
+    assert len({asyncio.run(produce()) for _ in range(2)}) == 2
+    assert pending(mq) == 2
+
+    async def give_up() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await mq.sync.acall(lambda mq: mq.result("t", "unknown-1", timeout=60))
+
+    mq.sync.produce("t", 1, id="unknown-1")
+    asyncio.run(give_up())
+    assert pending(mq) == 3
+
+
 def test_a_message_is_aborted_without_an_event_loop(mq: MessageQueue) -> None:
     id = mq.sync.produce("t", 1)
     assert mq.sync.abort("t", id, "not needed") is True

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
         Iterable,
         Sequence,
     )
-    from contextlib import AbstractAsyncContextManager
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from datetime import datetime
 
     from mx_rmq.core.dependencies import Overrides
@@ -92,6 +92,8 @@ class MessageQueue(Router):
         self._in_test_mode = False  # then it stays on the test server
         self.dependency_overrides: Overrides = {}
         """For tests: provider -> the provider that replaces it."""
+        self.thread_scope: Callable[[], AbstractContextManager[object]] | None = None
+        """Entered around a plain handler and its providers, in their thread; not in `inline`."""
         self.events.subscribe(EventLog().log, *LOGGED)
 
     # declaring

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
 from mx_rmq.core.errors import NotOpen
 from mx_rmq.core.sse import HEARTBEAT
+from mx_rmq.in_thread import in_thread
 from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
@@ -212,6 +213,20 @@ class SyncQueue:
     def _is_open(self) -> bool:
         """Whether it is connected, in this process."""
         return self._here.opened is not None
+
+    async def acall(self, function: Callable[[MessageQueue], Awaitable[T]]) -> T:
+        """Run anything that needs the queue, and await it in an event loop that comes and goes.
+
+        For code whose loop cannot own the queue, because nothing closes it there.
+        """
+        if not self._is_open:
+            await in_thread(self._opened)  # it may wait for the server
+        opened = self._opened()
+
+        async def run() -> T:
+            return await function(opened.mq)
+
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run(), opened.loop))
 
     def close(self) -> None:
         """Disconnect and end the thread. The next call opens again."""

@@ -228,6 +228,7 @@ class Worker:
                     lease=mq.settings.lease,
                     name=self.name,
                     inline=inline,
+                    thread_scope=mq.thread_scope,
                 )
                 await engine.start()
             finally:

@@ -11,7 +11,7 @@ import pytest
 
 from mx_rmq.core import codec
 from mx_rmq.core.errors import InvalidInput
-from mx_rmq.core.message import MAX_ERRORS, VERSION, Failure, Message, Priority, State
+from mx_rmq.core.message import MAX_ERRORS, MAX_PATH, VERSION, Failure, Message, Priority, State
 from mx_rmq.core.text import end_of, ends_of
 
 
@@ -26,6 +26,13 @@ def draft(**fields: Any) -> Message:
 def new(**fields: object) -> Message:
     base = Message(v=VERSION, id="a", topic="t", payload=msgspec.Raw(b"1"), created_at=1000)
     return msgspec.structs.replace(base, **fields)
+
+
+def test_a_failure_has_the_path_of_its_error_unless_it_is_built_in() -> None:
+    assert Failure.of(ValueError("no"), at=1).path == ""
+    assert Failure.of(InvalidInput("no"), at=1).path == "mx_rmq.core.errors.InvalidInput"
+    long = type("E" * 300, (Exception,), {"__module__": "m"})
+    assert len(Failure.of(long(), at=1).path) == MAX_PATH
 
 
 def test_a_new_message_has_never_been_tried() -> None:

@@ -53,6 +53,7 @@ class FailureView:
     at: float
     worker: str
     traceback: str
+    path: str = ""  # module and qualified name of the type; empty: a built-in one
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -121,10 +121,10 @@ def on_settings(command: Callable[..., Awaitable[int]]) -> Callable[..., None]:
     def run(url: str | None, prefix: str | None, patience: float | None, **rest: Any) -> None:
         import asyncio
 
-        from mx_rmq.settings import QueueSettings
+        from mx_rmq.cli.host import settings_of
 
         async def result() -> int:
-            settings = QueueSettings.load(url=url, prefix=prefix, patience=patience)
+            settings = settings_of(url=url, prefix=prefix, patience=patience)
             return await command(settings, **rest)
 
         try:

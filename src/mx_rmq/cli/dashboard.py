@@ -92,10 +92,10 @@ def dashboard(
     Without a password it serves only this machine. Every action is logged by the logger
     mx_rmq.dashboard.audit. Exit code 2: it could not start.
     """
-    from mx_rmq.queue import MessageQueue
+    from mx_rmq.cli.host import queue_of
 
     try:
-        mq = MessageQueue(url, prefix=prefix, patience=patience)
+        mq = queue_of(url=url, prefix=prefix, patience=patience)
         check_directory(mq.settings)
         if password_file is None:
             _refuse_other_machines(host, origins, root_path, no_password=no_password)

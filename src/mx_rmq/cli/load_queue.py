@@ -10,6 +10,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from mx_rmq.cli.host import host
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.text import storable
 
@@ -44,6 +45,9 @@ def load(target: str, imports: Sequence[str] = ()) -> MessageQueue:
         )
     for one in imports:
         _imported(one)
+    framework = host()
+    if not found.handlers and framework is not None:
+        raise InvalidInput(f"the queue has no handlers: {framework.hint}")
     if not found.handlers:
         modules = ", ".join((name, *imports))
         raise InvalidInput(

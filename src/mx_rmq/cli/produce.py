@@ -100,11 +100,11 @@ def produce(
 
     Without PAYLOAD, or with -, read it from standard input. Exit code 2: failed.
     """
-    from mx_rmq.queue import MessageQueue
+    from mx_rmq.cli.host import queue_of
 
     try:
         options |= {"at": parse_at(at), "headers": parse_headers(headers)}
-        mq = MessageQueue(url, prefix=prefix, patience=patience)
+        mq = queue_of(url=url, prefix=prefix, patience=patience)
         # After the warnings about settings: `doctor` reports unsafe servers.
         logging.getLogger("mx_rmq").setLevel(logging.ERROR)
         check_directory(mq.settings)

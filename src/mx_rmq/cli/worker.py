@@ -11,6 +11,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from mx_rmq.cli.host import host
 from mx_rmq.cli.load_queue import check_module, parse
 from mx_rmq.cli.logs import configure_logging, log_format, log_level, print_error
 from mx_rmq.cli.program import CommandFailed
@@ -128,7 +129,8 @@ def _run(options: Options, systemd: Systemd) -> int:
         if options.drain or options.processes not in (None, 1):
             raise InvalidInput("--reload cannot be combined with --drain or --processes")
         module, _ = parse(options.target)
-        modules = (module, *options.imports)
+        framework = host()
+        modules = (module, *options.imports) if framework is None else framework.modules
         supervised = reload(child_command("processes", "reloads"), modules, systemd)
     elif options.processes is not None:
         parse(options.target)
@@ -151,7 +153,9 @@ def _run(options: Options, systemd: Systemd) -> int:
 def child_command(*without: str) -> list[str]:
     """Return the command that runs one process with the options of this one, except these."""
     context = click.get_current_context()
-    words = [sys.executable, "-P", "-m", "mx_rmq.cli", "worker", context.params["target"]]
+    framework = host()
+    program = [sys.executable, "-P", "-m", "mx_rmq.cli"] if framework is None else framework.command
+    words = [*program, "worker", context.params["target"]]
     for option in context.command.params:
         given = context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
         if isinstance(option, click.Option) and given and option.name not in without:

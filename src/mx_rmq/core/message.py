@@ -28,6 +28,7 @@ WITH_STEPS: Final = 2
 """The record format of messages that have `steps`."""
 
 MAX_COST: Final = 1_000_000_000
+MAX_PATH: Final = 200  # characters kept of an error type's path
 MAX_ERRORS: Final = 10  # a message carries its latest failures, at most this many
 
 
@@ -80,6 +81,7 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
     at: int  # server time, ms
     worker: str = ""
     traceback: str = ""
+    path: str = ""  # module and qualified name of the type; empty: a built-in one
 
     @classmethod
     def of(cls, error: BaseException, *, at: int, worker: str = "") -> Failure:
@@ -90,6 +92,7 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
             at=at,
             worker=worker,
             traceback=traceback_of(error),
+            path=_path(type(error)),
         )
 
     @property
@@ -254,6 +257,12 @@ class Extended(Message, frozen=True, kw_only=True, gc=False):
     """
 
     unknown: dict[str, msgspec.Raw]
+
+
+def _path(kind: type[BaseException]) -> str:
+    if kind.__module__ == "builtins":
+        return ""
+    return storable(f"{kind.__module__}.{kind.__qualname__}", MAX_PATH)
 
 
 def _check(name: str, value: int, least: int) -> None:

@@ -28,7 +28,7 @@ CONTEXT: Final = "During handling of the above exception, another exception occu
 
 _PACKAGE: Final = Path(__file__).parents[1]
 _AROUND_HANDLERS: Final = tuple(
-    str(_PACKAGE / name) for name in ("runtime", "core", "traces.py", "logs.py")
+    str(_PACKAGE / name) for name in ("runtime", "core", "django", "traces.py", "logs.py")
 )
 _LIBRARIES: Final = (
     f"{_PACKAGE}/",

@@ -38,7 +38,8 @@ from mx_rmq.runtime.threads import Threads
 from mx_rmq.runtime.watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+    from contextlib import AbstractContextManager
 
     from mx_rmq.core.cron import Cron
     from mx_rmq.core.handler import Handler
@@ -78,6 +79,7 @@ class Engine:
         lease: float,
         name: str,
         inline: bool,
+        thread_scope: Callable[[], AbstractContextManager[object]] | None,
     ) -> None:
         self.hurry = asyncio.Event()  # set: do not wait for handlers any longer
         self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -89,7 +91,7 @@ class Engine:
         self._handlers = handlers
         self._crons = tuple(crons)
         self.slots = Slots(concurrency=settings.concurrency, prefetch=settings.prefetch)
-        self._threads = Threads(settings.concurrency, inline=inline)
+        self._threads = Threads(settings.concurrency, inline=inline, scope=thread_scope)
         self._dispatcher = Dispatcher(store, self.slots, worker=name, lease=round(lease * 1000))
         self._lifecycle = Lifecycle(store, self.slots, self._dispatcher, bus, worker=name)
         steps = StepKeeper(

@@ -21,6 +21,7 @@ from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
 logger = get_logger(__name__)
 
@@ -39,6 +40,9 @@ class NoThread(BaseException):
 
 class Call:
     """One function call in a thread. It runs at most once, or is withdrawn."""
+
+    scope: Callable[[], AbstractContextManager[object]] | None = None
+    """Entered in the thread around the function, and not interrupted; None: nothing is."""
 
     def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         self._function = function
@@ -69,7 +73,11 @@ class Call:
                 self._loop.call_soon_threadsafe(self.on_begin)
         result, error = None, None
         try:
-            result = self._context.run(self._inside)
+            if self.scope is None:
+                result = self._context.run(self._inside)
+            else:
+                with self.scope():
+                    result = self._context.run(self._inside)
         except BaseException as raised:  # noqa: BLE001 - the loop gets it
             error = raised
         if Forks.count != self._forks:
@@ -169,9 +177,16 @@ class Threads:
 
     name = "thread pool"
 
-    def __init__(self, size: int, *, inline: bool = False) -> None:
+    def __init__(
+        self,
+        size: int,
+        *,
+        inline: bool = False,
+        scope: Callable[[], AbstractContextManager[object]] | None = None,
+    ) -> None:
         self._size = size
         self._inline = inline
+        self._scope = scope
         self._calls: SimpleQueue[Call | None] = SimpleQueue()
         self._open: set[Call] = set()
         self._started = 0
@@ -196,6 +211,7 @@ class Threads:
                     raise NoThread(self._why) from error
         if len(self._open) >= self._started and call.on_wait is not None:
             call.on_wait()
+        call.scope = self._scope
         self._open.add(call)
         self._calls.put(call)
         try:

@@ -93,9 +93,9 @@ function listen() {
     pulse("lost", "not live");
     away(`The server is unreachable: ${JSON.parse(event.data).text}`);
   });
-  stream.addEventListener("again", () => {
+  stream.addEventListener("again", (event) => {
     stopListening();
-    listen();
+    setTimeout(listen, JSON.parse(event.data).after ?? 0);
   });
   stream.addEventListener("error", () => {
     pulse("lost", "not live");

@@ -1,0 +1,65 @@
+"""`manage.py mx_rmq …`: every command of `mx-rmq`, with the queue of this project."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from django.apps import apps
+from django.conf import ENVIRONMENT_VARIABLE, settings
+from django.core.management.base import BaseCommand, CommandParser
+
+from mx_rmq.cli import main
+from mx_rmq.cli.host import Host
+from mx_rmq.django.queue import queue_from
+
+TARGET: Final = "mx_rmq.django:mq"
+HINT: Final = "declare one with @mq.handler(topic) in handlers.py of an app in INSTALLED_APPS"
+OF_DJANGO: Final = ("--settings", "--pythonpath")
+"""Django has obeyed them before it calls us. Only before the name of the command."""
+
+
+class Command(BaseCommand):
+    help = "Runs every command of mx-rmq, for example: worker, stats, list, requeue."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("words", nargs=argparse.REMAINDER)  # for call_command
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        program = [sys.executable, *argv[:2]]
+        words = argv[2:]
+        while words and words[0].partition("=")[0] in OF_DJANGO:
+            taken = 1 if "=" in words[0] else 2
+            program += words[:taken]
+            words = words[taken:]
+        _run(words, program, f"{Path(argv[0]).name} {argv[1]}")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        _run([*options["words"]], [sys.executable, sys.argv[0], "mx_rmq"], "mx_rmq")
+
+
+def _run(words: list[str], program: list[str], name: str) -> None:
+    def queue(**given: Any) -> Any:
+        return queue_from(getattr(settings, "MX_RMQ", {}), **given)
+
+    main.main(
+        words,
+        prog_name=name,
+        obj=Host(queue=queue, command=program, modules=_modules(), hint=HINT),
+        default_map={"worker": {"target": TARGET}},
+    )
+
+
+def _modules() -> list[str]:
+    """Return the apps and the settings of this project, not apps that are installed as packages."""
+    installed = {"site-packages", "dist-packages"}
+    names = [
+        one.name
+        for one in apps.get_app_configs()
+        if installed.isdisjoint(Path(one.path).parts) and one.label != "mx_rmq"
+    ]
+    module = os.environ.get(ENVIRONMENT_VARIABLE)
+    return [*names, module] if module else names

@@ -1,0 +1,219 @@
+"""The queue of a Django project, made from `settings.MX_RMQ`.
+
+A Django process has many threads and event loops that come and go: under WSGI, an async view gets a
+new loop for each request. So the queue is not opened in them. A call, from any thread or loop, runs
+in the one background loop of `mq.sync`: opened by the first call, opened again after
+a fork, closed when the process ends. Only a worker opens it in its own loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Unpack
+
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
+
+from mx_rmq.core.errors import InvalidInput, NotOpen
+from mx_rmq.django.connections import FreshConnections, fresh_connections
+from mx_rmq.queue import MessageQueue
+from mx_rmq.settings import QueueOptions, WorkerSettings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterable, Sequence
+    from datetime import datetime
+
+    from mx_rmq.core.durations import Seconds
+    from mx_rmq.core.outgoing import ProduceOptions
+    from mx_rmq.core.status import Status
+    from mx_rmq.runtime.producer import Producer
+
+OPTIONS = ("url", *QueueOptions.__annotations__, "middleware", "lifespan")
+
+
+class DjangoQueue(MessageQueue):
+    """A MessageQueue whose methods can be awaited in any event loop, without opening it."""
+
+    async def produce(
+        self,
+        topic: str,
+        payload: Any,
+        *,
+        id: str | None = None,
+        key: str | None = None,
+        **options: Unpack[ProduceOptions],
+    ) -> str:
+        """Produce a message and return its id. Once this returns, the message is not lost."""
+        if self._is_open_here:
+            return await super().produce(topic, payload, id=id, key=key, **options)
+        return await self.sync.acall(
+            lambda mq: mq.produce(topic, payload, id=id, key=key, **options)
+        )
+
+    async def produce_many(
+        self,
+        topic: str,
+        payloads: Iterable[Any],
+        *,
+        ids: Sequence[str] | None = None,
+        keys: Sequence[str | None] | None = None,
+        **options: Unpack[ProduceOptions],
+    ) -> list[str]:
+        """Produce many messages of one topic, in order, and return their ids."""
+        if self._is_open_here:
+            return await super().produce_many(topic, payloads, ids=ids, keys=keys, **options)
+        return await self.sync.acall(
+            lambda mq: mq.produce_many(topic, payloads, ids=ids, keys=keys, **options)
+        )
+
+    async def reschedule(
+        self,
+        topic: str,
+        id: str,
+        *,
+        delay: Seconds | None = None,
+        at: datetime | float | None = None,
+    ) -> bool:
+        """Give a pending or delayed message another due time."""
+        if self._is_open_here:
+            return await super().reschedule(topic, id, delay=delay, at=at)
+        return await self.sync.acall(lambda mq: mq.reschedule(topic, id, delay=delay, at=at))
+
+    async def signal(self, topic: str, id: str, name: str, value: Any = None) -> bool:
+        """Send a signal to a message, for its handler's `delivery.wait(name)`."""
+        if self._is_open_here:
+            return await super().signal(topic, id, name, value)
+        return await self.sync.acall(lambda mq: mq.signal(topic, id, name, value))
+
+    async def result(
+        self,
+        topic: str,
+        id: str,
+        *,
+        timeout: Seconds | None = None,  # noqa: ASYNC109 - it raises ResultTimeout
+        type: Any = Any,
+    ) -> Any:
+        """Wait until a message has completed; return what its handler returned, as `type`."""
+        if self._is_open_here:
+            return await super().result(topic, id, timeout=timeout, type=type)
+        return await self.sync.acall(lambda mq: mq.result(topic, id, timeout=timeout, type=type))
+
+    async def status(self, topic: str, id: str) -> Status | None:
+        """Return where a message is; None: nothing is known of it."""
+        if self._is_open_here:
+            return await super().status(topic, id)
+        return await self.sync.acall(lambda mq: mq.status(topic, id))
+
+    def watch(self, topic: str, id: str) -> AsyncGenerator[Status, None]:
+        """Yield where a message is, now and after every change, until it has ended."""
+        return super().watch(topic, id) if self._is_open_here else self._watch_there(topic, id)
+
+    async def _watch_there(self, topic: str, id: str) -> AsyncGenerator[Status, None]:
+        watching: AsyncGenerator[Status, None] | None = None
+
+        async def next_one(mq: MessageQueue) -> Status | None:
+            nonlocal watching
+            watching = watching or mq.watch(topic, id)
+            return await anext(watching, None)
+
+        async def leave(_: MessageQueue) -> None:
+            if watching is not None:
+                await watching.aclose()
+
+        try:
+            while (status := await self.sync.acall(next_one)) is not None:
+                yield status
+        except GeneratorExit:  # a cancelled call has ended it already
+            await self.sync.acall(leave)
+            raise
+
+    @property
+    def _is_open_here(self) -> bool:
+        """Whether the running event loop has opened it: that of a worker, or of mq.sync."""
+        return self._loop is not None and self._loop is asyncio.get_running_loop()
+
+    def _open_producer(self) -> Producer:
+        try:
+            return super()._open_producer()
+        except (NotOpen, RuntimeError):
+            raise NotOpen(
+                "a Django project does not open its queue: use "
+                "`await mq.sync.acall(lambda mq: mq.admin.topics())`, and mq.sync.call where "
+                "nothing can be awaited"
+            ) from None
+
+
+def queue_from(given: Any, **overrides: Any) -> DjangoQueue:
+    """Return a queue from the value of settings.MX_RMQ; overrides that are None do not count."""
+    if not isinstance(given, Mapping):  # not shown: it may be a URL with a password
+        raise ImproperlyConfigured(
+            f"settings.MX_RMQ is of type {type(given).__name__}, not a dict of the options of "
+            'MessageQueue, such as {"url": "redis://localhost:6379/0"}'
+        )
+    for name in given:
+        _check_name(name)
+    options = {**given, **{name: one for name, one in overrides.items() if one is not None}}
+    given_middleware = options.pop("middleware", ())
+    if isinstance(given_middleware, str) or not isinstance(given_middleware, list | tuple):
+        raise ImproperlyConfigured(
+            f'settings.MX_RMQ["middleware"]={given_middleware!r:.80} is not a list of classes'
+        )
+    middleware = [_made(_imported("middleware", one)) for one in given_middleware]
+    lifespan = _imported("lifespan", options.pop("lifespan", None))
+    try:
+        mq = DjangoQueue(middleware=[FreshConnections(), *middleware], lifespan=lifespan, **options)
+    except InvalidInput as error:
+        raise ImproperlyConfigured(f"settings.MX_RMQ: {error}") from error
+    mq.thread_scope = fresh_connections
+    return mq
+
+
+def _check_name(name: Any) -> None:
+    if name in OPTIONS:
+        return
+    if name in {one.name for one in fields(WorkerSettings)}:
+        why = (
+            f"{name!r} is a setting of workers: pass it to `manage.py mx_rmq worker`, or set "
+            f"MX_RMQ_{name.upper()} in the environment"
+        )
+    elif isinstance(name, str) and name.lower() in OPTIONS:
+        why = f"{name!r} is not an option; did you mean {name.lower()!r}?"
+    else:
+        why = f"{name!r:.80} is not an option; the options are {', '.join(OPTIONS)}"
+    raise ImproperlyConfigured(f"settings.MX_RMQ: {why}")
+
+
+def _imported(option: str, value: Any) -> Any:
+    """Return what a dotted path names, or the value itself if it is none."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return import_string(value)
+    except ImportError as error:
+        raise ImproperlyConfigured(f'settings.MX_RMQ["{option}"]: {error}') from error
+
+
+def _made(middleware: Any) -> Any:
+    return middleware() if isinstance(middleware, type) else middleware
+
+
+class _Shared:
+    """The one queue of this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._mq: DjangoQueue | None = None
+
+    def get(self) -> DjangoQueue:
+        with self._lock:
+            if self._mq is None:
+                self._mq = queue_from(getattr(settings, "MX_RMQ", {}))
+                _ = self._mq.sync  # made once, before any thread asks for it
+            return self._mq
+
+
+shared_queue = _Shared().get

@@ -1,0 +1,5 @@
+"""The project for ASGI servers."""
+
+from django.core.asgi import get_asgi_application
+
+application = get_asgi_application()
