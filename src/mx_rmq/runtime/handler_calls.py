@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mx_rmq.core.delivery import Delivery
+from mx_rmq.core.errors import AlreadyDone
 from mx_rmq.core.middleware import around_handle
 from mx_rmq.core.outcome import NotAwaited, check_was_awaited
 from mx_rmq.runtime.slots import Stopped
@@ -139,15 +140,18 @@ class HandlerCalls:
         """Run a handler inside middleware, which may drop its result."""
         self._not_awaited.pop(held, None)
         handler = held.topic.handler
-        if handler.dependencies is not None:
-            return await self.injection.run(
-                handler, delivery.payload, delivery, lambda call: self.in_thread(held, call)
-            )
-        given = handler.arguments(delivery.payload, delivery)
-        if handler.is_async:
-            result = await handler.function(*given)
-        else:
-            result = await self.in_thread(held, Call(handler.function, given))
+        try:
+            if handler.dependencies is not None:
+                return await self.injection.run(
+                    handler, delivery.payload, delivery, lambda call: self.in_thread(held, call)
+                )
+            given = handler.arguments(delivery.payload, delivery)
+            if handler.is_async:
+                result = await handler.function(*given)
+            else:
+                result = await self.in_thread(held, Call(handler.function, given))
+        except AlreadyDone:
+            return None
         if result is not None:
             check_was_awaited(result, handler)
         return result
