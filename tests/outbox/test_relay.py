@@ -163,7 +163,7 @@ async def test_on_postgres_one_relay_sends_at_a_time(
     relay = outbox.relay(mq, engine)
     write(engine, 1)
     with engine.connect() as other:
-        other.execute(text(relay._sql.lock))
+        other.execute(text(relay._sql.lock), {"idle": "0"})
         assert await relay.step() == outbox_relay.POLL
         assert len(rows(engine)) == 1
         other.rollback()
@@ -171,6 +171,27 @@ async def test_on_postgres_one_relay_sends_at_a_time(
     assert rows(engine) == []
     await relay.__aexit__()
     engine.dispose()
+
+
+async def test_a_relay_whose_machine_is_gone_loses_its_turn(
+    mq: MessageQueue, postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PostgreSQL gets no word of that, and would keep its transaction for hours."""
+    monkeypatch.setattr(outbox_relay, "GONE_AFTER", 0.1 - mq.settings.patience)
+    url = url_of("postgresql+psycopg", postgres, tmp_path)
+    engine, other = new_engine(url), create_engine(url)
+    write(engine, 1)
+    gone, relay = outbox.relay(mq, engine), outbox.relay(mq, other)
+    connection = await gone._connect()
+    (lock,) = await connection.execute(gone._sql.lock, {"idle": "100"})
+    assert lock["locked"]
+    async with relay:
+        await until(lambda: not rows(other))
+    with pytest.raises(Exception, match="idle-in-transaction timeout"):
+        await connection.execute(gone._sql.take, {"held": "[]"})
+    await connection.close()
+    engine.dispose()
+    other.dispose()
 
 
 async def test_a_row_that_cannot_be_sent_is_parked_and_blocks_no_other(

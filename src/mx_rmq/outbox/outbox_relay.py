@@ -39,6 +39,7 @@ POLL: Final = 0.5  # between two looks, if nothing wakes the relay
 MEASURE_EVERY: Final = 5.0
 CLEAN_EVERY: Final = 60.0
 FINISH_WITHIN: Final = 5.0  # for the rows that are being sent when the relay is stopped
+GONE_AFTER: Final = 60.0  # beyond the patience of a call, after which a silent relay loses its lock
 DEDUP: Final = 3600.0
 KEEP: Final = 7 * 86_400.0
 
@@ -146,7 +147,8 @@ class OutboxRelay:
         """Send the next rows; return how many are gone or parked."""
         sql, now = self._sql, time.monotonic()
         if sql.lock:
-            (lock,) = await connection.execute(sql.lock, {})
+            idle = round(1000 * (GONE_AFTER + self._mq.settings.patience))
+            (lock,) = await connection.execute(sql.lock, {"idle": str(idle)})
             if not lock["locked"]:
                 await connection.commit()
                 return 0

@@ -62,11 +62,13 @@ class Statements:
         )
         self.insert_and_notify = self.insert
         self.lock = ""
-        """Lets one relay send at a time; empty: all may, and their ids make that harmless."""
+        """Lets one relay send at a time, for `idle` ms at most: PostgreSQL may not notice that its
+        machine is gone. Empty: all may send, and the ids make that harmless."""
         if dialect == "postgresql":
             self.insert_and_notify += f" RETURNING pg_notify('{self.channel}', '')"
             self.lock = (
-                "SELECT pg_try_advisory_xact_lock(hashtextextended("
+                "SELECT set_config('idle_in_transaction_session_timeout', :idle, true),"
+                " pg_try_advisory_xact_lock(hashtextextended("
                 f"'mx-rmq ' || current_schema() || ' {self.channel}', 0)) AS locked"
             )
         self.take = (
