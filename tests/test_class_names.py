@@ -15,6 +15,6 @@ def test_no_class_name_occurs_twice() -> None:
     defined = defaultdict(list)
     for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef):
+            if isinstance(node, ast.ClassDef) and node.name != "Meta":  # as Django wants it
                 defined[node.name].append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
     assert {name: places for name, places in defined.items() if len(places) > 1} == {}

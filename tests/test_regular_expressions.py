@@ -57,6 +57,11 @@ WORST: dict[tuple[str, str], list[tuple[str, str, str]]] = {
     ],
     ("login.py", r"/?\d*"): [("/", "1", "!")],
     ("core/names.py", "[A-Za-z0-9][A-Za-z0-9._:-]{0,127}"): [("", "a", "!")],
+    ("outbox/statements.py", r"[a-z_][a-z0-9_]{0,39}(\.[a-z_][a-z0-9_]{0,39})?"): [
+        ("", "a", "!"),
+        ("a.", "a", "!"),
+    ],
+    ("outbox/django/database.py", ":([a-z]+)"): [("", ":a", ""), (":", "a", "")],
     ("core/names.py", r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,128}"): [("", "a", "\t")],
     ("core/names.py", "PARTITION"): [
         ("", "a", "!"),

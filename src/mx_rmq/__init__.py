@@ -14,6 +14,7 @@ if _typing.TYPE_CHECKING:
     from mx_rmq.core.delivery import Delivery
     from mx_rmq.core.dependencies import Depends
     from mx_rmq.core.errors import (
+        AlreadyDone,
         DecodeError,
         DuplicateMessage,
         EmbeddedServerError,
@@ -35,6 +36,7 @@ if _typing.TYPE_CHECKING:
         ScriptFailed,
         ServerFull,
         ServerUnavailable,
+        StaleDelivery,
         UnsafeServer,
         WorkerBroken,
         WrongType,
@@ -53,6 +55,7 @@ if _typing.TYPE_CHECKING:
     from mx_rmq.worker import Drained, Worker
 
 __all__ = [
+    "AlreadyDone",
     "Batch",
     "ByError",
     "DecodeError",
@@ -95,6 +98,7 @@ __all__ = [
     "ServerFull",
     "ServerUnavailable",
     "Snooze",
+    "StaleDelivery",
     "State",
     "Status",
     "Topic",

@@ -324,6 +324,16 @@ class MessageQueue(Router):
             policies = check_each(replace(template, id=id).duplicate_policy() for id in ids or none)
         return await produce_many(producer, messages, [confirm] * len(messages), policies)
 
+    async def produce_outgoing(self, outgoing: Sequence[Outgoing]) -> list[str]:
+        """Produce messages that were described before, in order, and return their ids.
+
+        Each has its own topic and options. Consecutive messages of one topic go out together;
+        everything else is as in `produce_many`.
+        """
+        if not outgoing:
+            return []
+        return await (self._via_middleware or self._send_each)(outgoing)
+
     async def reschedule(
         self,
         topic: str,

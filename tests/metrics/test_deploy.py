@@ -13,7 +13,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from mx_rmq import MessageQueue, Worker
-from mx_rmq.core.events import CronFired
+from mx_rmq.core.events import CronFired, OutboxMeasured
 from mx_rmq.doctor.topics import OVERDUE
 from mx_rmq.metrics import Endpoint
 from tests.metrics.asking import get, parsed
@@ -50,6 +50,7 @@ async def exposed(raw: Redis, server: Server) -> str:
         worker = Worker(mq, metrics_keys=1)
         async with Endpoint(worker, port=0) as endpoint, worker:
             mq.events.emit(CronFired("t", "cron-1@s", 1.0, "s"))
+            mq.events.emit(OutboxMeasured("shop", 1, 1.0, 0))
             pages = [await get(endpoint.port, path) for path in ("/metrics", "/metrics/depth")]
     return "".join(page.body for page in pages)
 

@@ -366,7 +366,7 @@ def _agrees(option: click.Option, cell: str) -> bool:
 
 def test_the_shared_options_are_shared() -> None:
     assert tuple(code(row[0]) for row in tables("Shared options")[0]) == SHARED
-    apart = {"completion", "dashboard", "worker", "server", "demo"}
+    apart = {"completion", "dashboard", "worker", "server", "demo", "outbox"}
     for name in set(COMMANDS) - apart:
         assert set(SHARED) <= {opt for one in command_of(name).params for opt in one.opts}, name
 

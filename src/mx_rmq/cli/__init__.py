@@ -27,6 +27,7 @@ COMMANDS: Final = {
     "limit": ("limit", "Show or change the limits of a topic or a key."),
     "list": ("list_messages", "List the messages of a topic in a given state."),
     "load-scripts": ("load_scripts", "Load the Lua scripts on every server in advance."),
+    "outbox": ("outbox", "Show the rows of an outbox, and those that cannot be sent."),
     "pause": ("pause", "Stop workers from taking messages of a topic or a key."),
     "pause-schedule": ("pause_schedule", "Pause a schedule."),
     "produce": ("produce", "Produce messages."),

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from mx_rmq.cli.connection import check_directory, on_settings, open_admin
+from mx_rmq.cli.outbox_database import TABLE, open_outbox
 from mx_rmq.cli.output import as_json, print_json, say
+from mx_rmq.cli.program import CommandFailed
 from mx_rmq.core.errors import OutcomeUnknown, ScriptFailed, ServerUnavailable
 from mx_rmq.doctor.finding import Finding, Severity
+from mx_rmq.doctor.outbox import check_outbox
 from mx_rmq.doctor.queue import check_queue
 from mx_rmq.doctor.server import examine
+from mx_rmq.in_thread import in_thread
 
 if TYPE_CHECKING:
     from mx_rmq.settings import QueueSettings
@@ -21,10 +26,17 @@ COLOURS: Final = {"ok": "green", "skip": "cyan", "warn": "yellow", "bad": "red"}
 
 @click.command
 @click.option("--quick", is_flag=True, help="Skip the audit, which reads every message id.")
+@click.option(
+    "--outbox",
+    metavar="DATABASE",
+    help="Also check the outbox in this database, a URL as SQLAlchemy takes it.",
+)
 @click.option("--strict", is_flag=True, help="Exit with code 1 on warnings, too.")
 @as_json
 @on_settings
-async def doctor(settings: QueueSettings, quick: bool, strict: bool, as_json: bool) -> int:
+async def doctor(
+    settings: QueueSettings, quick: bool, outbox: str | None, strict: bool, as_json: bool
+) -> int:
     """Check the server and every topic; say what is wrong and what to do about it.
 
     ok: as it should be. skip: this user lacks the rights to check it. warn: it needs attention.
@@ -45,6 +57,8 @@ async def doctor(settings: QueueSettings, quick: bool, strict: bool, as_json: bo
     else:
         cure = "Fix the server first"
         findings.append(Finding(Severity.WARN, "the topics were not checked", cure))
+    if outbox is not None:
+        findings += await in_thread(_check_outbox, outbox)
     found = {one.severity for one in findings}
     bad = Severity.BAD in found
     failed = bad or (strict and Severity.WARN in found)
@@ -67,3 +81,11 @@ async def _check_queue(settings: QueueSettings, *, audit: bool) -> list[Finding]
     except ScriptFailed as error:
         cure = "Use deploy/acl/operator.acl"
         return [Finding(Severity.SKIP, f"the topics were not checked: {error}", cure)]
+
+
+def _check_outbox(database: str) -> list[Finding]:
+    try:
+        with open_outbox(database, TABLE) as (box, connection):
+            return check_outbox(box.table, **asdict(box.waiting(connection)))
+    except CommandFailed as error:
+        return [Finding(Severity.BAD, str(error))]

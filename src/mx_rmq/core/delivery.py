@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Unpack
 
 from mx_rmq.core.durations import SHORTEST, Seconds, as_seconds
@@ -19,6 +20,7 @@ class Delivery:
 
     __slots__ = (
         "_extend",
+        "_once",
         "_progress",
         "_steps",
         "attempt",
@@ -67,6 +69,7 @@ class Delivery:
         self.deadline = deadline
         """When the handler times out; None: it has no timeout."""
         self._extend = extend
+        self._once = False  # whether the block of `once` has been committed
         self._progress = progress
         self._steps = steps
 
@@ -83,6 +86,17 @@ class Delivery:
         report = ProgressNote.of(share, note)
         if self._progress is not None:
             self._progress(report)
+
+    def once(self, session: Any = None, *, using: str | None = None) -> Any:
+        """Commit the work of this message once: `async with delivery.once(session):`.
+
+        The block is a transaction, which also records the message. It commits at the end of the
+        block. If the message is recorded already, the block does not run: this raises AlreadyDone,
+        and the message completes. `session`: of SQLAlchemy, or a connection; `with` for a sync one.
+        `using`: a database of Django, instead.
+        """
+        # imported when it is called: it needs SQLAlchemy or Django, and the core knows neither
+        return import_module("mx_rmq.outbox.inbox").once(self, session, using=using)
 
     # more than one step
 

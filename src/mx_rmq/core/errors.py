@@ -22,6 +22,8 @@ MxRmqError
 ├── ResultTimeout           a message had not ended in time                  (also a TimeoutError)
 ├── ResultUnknown           nothing is known of a message whose result was asked for
 ├── MessageDied             … or it ended without a result: dead or quarantined
+├── AlreadyDone             `delivery.once`: the work of this message is committed already
+│   └── StaleDelivery       … by a newer delivery: this worker has lost its lease
 ├── WorkerBroken            a part of a worker could not be started, or kept dying
 └── EmbeddedServerError     our own server did not start
 """
@@ -221,6 +223,16 @@ class MessageDied(MxRmqError):
         self.state = state
         self.reason = reason
         self.error = error
+
+
+class AlreadyDone(MxRmqError):
+    """`delivery.once` found that the work of this message is committed. Do not catch it: a handler
+    that raises it has nothing left to do, so the message completes."""
+
+
+class StaleDelivery(AlreadyDone):
+    """A newer delivery of the message has committed its work. This worker has lost its lease, so
+    the server refuses whatever it reports."""
 
 
 class WorkerBroken(MxRmqError):

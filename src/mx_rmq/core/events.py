@@ -6,6 +6,7 @@ message   Completed, Retried, Snoozed, Parked, Died, Quarantined, Released, Post
 lease     LeaseLost, TakenOver
 trouble   LoopBlocked, ServerLost, ServerBack, PartDied, PartRestarted, WorkerFailed
 cron      CronFired, CronMissed
+outbox    OutboxMeasured
 """
 
 from __future__ import annotations
@@ -287,6 +288,18 @@ class CronMissed:
     """The name of the schedule; empty: the cron is declared in code."""
 
 
+@dataclass(frozen=True, slots=True)
+class OutboxMeasured:
+    outbox: str
+    """Its table."""
+    waiting: int
+    """Rows that are committed and not sent yet; at most 100,000 are counted."""
+    oldest: float
+    """For how long the first of them has waited, in seconds."""
+    parked: int
+    """Rows that can never be sent as they are."""
+
+
 OUTCOMES: Final = {
     Completed: "completed",
     Retried: "retried",
@@ -327,4 +340,5 @@ Event = (
     | WorkerFailed
     | CronFired
     | CronMissed
+    | OutboxMeasured
 )

@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 
 from mx_rmq.core import events
 from mx_rmq.core.events import OUTCOMES, Completed
-from mx_rmq.metrics.exposition import counter
+from mx_rmq.metrics.exposition import counter, gauge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -53,6 +53,12 @@ SCHEDULE_COUNTERS: Final = {
     "mx_rmq_schedules_fired": "Ticks of a schedule for which this worker produced the message.",
     "mx_rmq_schedules_missed": "Ticks of a schedule that no worker fired in time.",
 }
+OUTBOX_GAUGES: Final = {
+    "mx_rmq_outbox_waiting": ("waiting", "Rows of an outbox to send; at most 100,000 are counted."),
+    "mx_rmq_outbox_oldest_seconds": ("oldest", "How long the first of them has waited; 0: none."),
+    "mx_rmq_outbox_parked": ("parked", "Rows that can never be sent as they are."),
+}
+"""By metric name: a field of OutboxMeasured, and the help text."""
 MOST_SCHEDULES: Final = 200  # further ones are counted together
 OTHERS: Final = "(others)"
 
@@ -112,6 +118,7 @@ class Recorder(Collector):
         self.topics: defaultdict[str, TopicTally] = defaultdict(TopicTally)
         self._blocks: Counter[str] = Counter()  # by handler
         self._schedules: dict[str, Counter[str]] = {}  # what has happened to each schedule
+        self._outboxes: dict[str, events.OutboxMeasured] = {}  # the latest of each
         self._deaths = Counter(dict.fromkeys(events.PARTS, 0))
         self._away = False
         self._reconnects = 0
@@ -186,6 +193,8 @@ class Recorder(Collector):
                 topic.is_cron = True
                 topic.crons_missed += event.ticks
                 self._count_schedule(event.schedule, "mx_rmq_schedules_missed", event.ticks)
+            case events.OutboxMeasured():
+                self._outboxes[event.outbox] = event
             case events.WorkerStarted():
                 self._start_at_zero(event)
 
@@ -250,6 +259,10 @@ class Recorder(Collector):
             ["part"],
             [([part], count) for part, count in sorted(self._deaths.items())],
         )
+        outboxes = sorted(self._outboxes.items())
+        for name, (field_name, what) in OUTBOX_GAUGES.items():
+            samples = [([one], getattr(measured, field_name)) for one, measured in outboxes]
+            yield gauge(name, what, ["outbox"], samples)
         yield GaugeMetricFamily(
             "mx_rmq_server_away",
             "1 while the server, or a node of a cluster, is unreachable.",

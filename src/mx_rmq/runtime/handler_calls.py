@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from mx_rmq.core.batch import Batch
 from mx_rmq.core.delivery import Delivery
+from mx_rmq.core.errors import AlreadyDone
 from mx_rmq.core.middleware import around_handle, around_handle_batch
 from mx_rmq.core.outcome import NotAwaited, check_was_awaited
 from mx_rmq.runtime.held import Stopped
@@ -148,15 +149,20 @@ class HandlerCalls:
         self._not_awaited.pop(held, None)
         handler = held.topic.handler
         payload = given.payloads if isinstance(given, Batch) else given.payload
-        if handler.dependencies is not None:
-            return await self._injection.run(
-                handler, payload, given, lambda call: self.in_thread(held, call)
-            )
-        arguments = handler.arguments(payload, given)
-        if handler.is_async:
-            result = await handler.function(*arguments)
-        else:
-            result = await self.in_thread(held, Call(handler.function, arguments))
+        try:
+            if handler.dependencies is not None:
+                return await self._injection.run(
+                    handler, payload, given, lambda call: self.in_thread(held, call)
+                )
+            arguments = handler.arguments(payload, given)
+            if handler.is_async:
+                result = await handler.function(*arguments)
+            else:
+                result = await self.in_thread(held, Call(handler.function, arguments))
+        except AlreadyDone:
+            if isinstance(given, Batch):
+                raise  # it is about one message of many
+            return None
         if result is not None:
             check_was_awaited(result, handler)
         return result

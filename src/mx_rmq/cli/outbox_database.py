@@ -1,0 +1,46 @@
+"""The database of an outbox, as a command reaches it: by a URL for SQLAlchemy."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from mx_rmq.cli.program import CommandFailed
+from mx_rmq.core.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sqlalchemy import Connection
+
+    from mx_rmq.outbox import Outbox
+
+
+TABLE: Final = "mx_rmq_outbox"
+
+
+@contextmanager
+def open_outbox(url: str, table: str) -> Iterator[tuple[Outbox, Connection]]:
+    """Connect to the database; commit at the end."""
+    try:
+        from sqlalchemy import create_engine
+        from sqlalchemy.engine import make_url
+        from sqlalchemy.exc import SQLAlchemyError
+
+        from mx_rmq.outbox import Outbox
+    except ImportError as error:
+        raise CommandFailed(str(error)) from error
+    try:
+        address = make_url(url)
+        if address.drivername in ("postgres", "postgresql"):
+            address = address.set(drivername="postgresql+psycopg")
+        engine = create_engine(address)
+        try:
+            with engine.begin() as connection:
+                yield Outbox(table=table), connection
+        finally:
+            engine.dispose()
+    except InvalidInput as error:
+        raise CommandFailed(str(error)) from error
+    except (SQLAlchemyError, ImportError) as error:  # the second: of a driver
+        raise CommandFailed(f"the outbox cannot be read: {error}") from error
