@@ -61,6 +61,6 @@ FAULT: Final = Fault(
     "workers killed or frozen in the middle of a batch",
     run,
     unit="workers",
-    short=10,
+    short=6,
     full=400,
 )

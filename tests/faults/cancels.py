@@ -678,6 +678,6 @@ FAULT: Final = Fault(
     title="worker tasks, produce calls and operator calls are cancelled at their awaits",
     run=run,
     unit="cancellations",
-    short=100,
+    short=60,
     full=2000,
 )

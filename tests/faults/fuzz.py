@@ -797,6 +797,6 @@ FAULT: Final = Fault(
     "fuzzed records, written straight into the server, and hostile input",
     _run,
     unit="records",
-    short=2000,
+    short=1000,
     full=200_000,
 )

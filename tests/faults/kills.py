@@ -127,5 +127,5 @@ def recovery(trial: Trial, checked: Checked, lease: float, before: float) -> Non
 
 
 FAULT: Final = Fault(
-    "kills", "workers and monitors killed at random", run, unit="kills", short=200, full=5_000
+    "kills", "workers and monitors killed at random", run, unit="kills", short=100, full=5_000
 )

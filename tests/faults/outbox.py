@@ -293,6 +293,6 @@ FAULT: Final = Fault(
     "relays and databases of an outbox killed at every point",
     run,
     unit="faults",
-    short=12,
+    short=8,
     full=400,
 )

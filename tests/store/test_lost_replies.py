@@ -6,6 +6,7 @@ import asyncio
 import random
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from itertools import cycle, product
 from typing import TYPE_CHECKING, Protocol
 
 import pytest
@@ -26,7 +27,7 @@ from tests.lab.cases import CASES, DELAY, MONITOR, RECOVERY, WORKER, Case, Stage
 from tests.lab.clock import Clock
 from tests.lab.messages import FAILURE, LEASE, TOPIC, draft
 from tests.lab.proxy import Fault, Proxy
-from tests.lab.servers import Kind, Server
+from tests.lab.servers import USUAL, Kind, Server, chosen
 from tests.lab.snapshot import Snapshot, snapshot
 
 if TYPE_CHECKING:
@@ -42,6 +43,19 @@ if TYPE_CHECKING:
 PRODUCES = [case for case in CASES if case.script.startswith("produce")]
 NOTED = [case for case in CASES if "receipt" in load(case.script).place]
 MINUTE = 60_000
+KINDS = chosen(*USUAL)
+IN_TROUBLE = [
+    *product(KINDS, ["a lost reply"], CASES),
+    *(
+        (kind, *one)
+        for kind, one in zip(
+            cycle(KINDS),
+            product(["three lost replies", "a flushed script cache", "a lost request"], CASES),
+            strict=False,
+        )
+    ),
+]
+"""A reply is lost on every server. The other troubles take turns on the servers, to save time."""
 
 
 def sha_of(script: str) -> bytes:
@@ -158,10 +172,7 @@ async def play(scene: Scene, case: Case) -> tuple[object, Snapshot]:
     return answer, await scene.snapshot
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize(
-    "trouble", ["a lost reply", "three lost replies", "a flushed script cache", "a lost request"]
-)
+@pytest.mark.parametrize(("kind", "trouble", "case"), IN_TROUBLE, ids=str, indirect=["kind"])
 async def test_a_call_in_trouble_succeeds_and_is_done_once(
     scenes: OpenScene,
     uncut: dict[tuple[Kind, str], Snapshot],
@@ -347,7 +358,9 @@ async def test_a_removal_repeated_after_the_id_came_back_spares_the_new_message(
 # When patience ends.
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    ("kind", "case"), list(zip(cycle(KINDS), CASES, strict=False)), ids=str, indirect=["kind"]
+)
 async def test_the_client_library_sends_nothing_twice_by_itself(
     impatient: Scene, case: Case
 ) -> None:
