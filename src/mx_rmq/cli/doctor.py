@@ -9,7 +9,7 @@ import click
 
 from mx_rmq.cli.connection import check_directory, on_settings, open_admin
 from mx_rmq.cli.outbox_database import TABLE, open_outbox
-from mx_rmq.cli.output import as_json, print_json, say
+from mx_rmq.cli.output import as_json, named, print_json, say
 from mx_rmq.cli.program import CommandFailed
 from mx_rmq.core.errors import OutcomeUnknown, ScriptFailed, ServerUnavailable
 from mx_rmq.doctor.finding import Finding, Severity
@@ -63,12 +63,14 @@ async def doctor(
     bad = Severity.BAD in found
     failed = bad or (strict and Severity.WARN in found)
     if as_json:
-        documents = [{"severity": f.severity, "what": f.title, "cure": f.cure} for f in findings]
+        documents = [
+            {"severity": f.severity, "what": f.title, "cure": named(f.cure)} for f in findings
+        ]
         print_json({"ok": not failed, "bad": bad, "findings": documents})
     else:
         for one in findings:
             click.secho(f"{one.severity:<5}", fg=COLOURS[one.severity], nl=False)
-            say(str(one))
+            say(named(str(one)))
     return int(failed)
 
 

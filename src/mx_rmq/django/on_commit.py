@@ -11,13 +11,14 @@ from mx_rmq.core.codec import encode_payload
 from mx_rmq.core.names import check_topic
 from mx_rmq.core.outgoing import Outgoing
 from mx_rmq.django.queue import shared_queue
+from mx_rmq.topic import Topic
 
 if TYPE_CHECKING:
     from mx_rmq.core.outgoing import ProduceOptions
 
 
 def produce_on_commit(
-    topic: str,
+    topic: str | Topic[Any, Any],
     payload: Any,
     *,
     using: str | None = None,
@@ -29,17 +30,22 @@ def produce_on_commit(
     """Produce once the transaction of this thread has committed; not at all if it rolls back.
 
     `using` and `robust` are those of Django's `transaction.on_commit`; the rest is the same as for
-    `mq.produce`. It is checked now, and the payload is taken as it is now. Without a transaction it
-    is produced at once. If the process dies, or Redis is away, between the commit and the produce,
-    there is no message: where that must not happen, use an outbox.
+    `mq.produce`. It is checked now, by a typed topic its type, too, and the payload is taken as it
+    is now. Without a transaction it is produced at once. If the process dies, or Redis is away,
+    between the commit and the produce, there is no message: where that must not happen, use an
+    outbox.
     """
     mq = shared_queue()
-    outgoing = Outgoing.of(check_topic(topic), payload, options, id=id, key=key)
+    if isinstance(topic, Topic):
+        topic.check(payload)
+        topic = topic.name
+    name = check_topic(topic)
+    outgoing = Outgoing.of(name, payload, options, id=id, key=key)
     outgoing.message(mq.settings.max_payload)
     outgoing.duplicate_policy()
     snapshot = msgspec.json.decode(encode_payload(payload, mq.settings.max_payload))
 
     def produce() -> None:
-        mq.sync.produce(topic, snapshot, id=id, key=key, **options)
+        mq.sync.produce(name, snapshot, id=id, key=key, **options)
 
     transaction.on_commit(produce, using=using, robust=robust)
