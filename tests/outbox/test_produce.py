@@ -122,6 +122,8 @@ def test_an_unknown_option_and_what_is_no_session_are_refused() -> None:
         outbox.produce(None, "order", 1, on_duplicate="replace")  # type: ignore[call-overload]
     with pytest.raises(InvalidInput, match="None is not a session or connection of SQLAlchemy"):
         outbox.produce(None, "order", 1)  # type: ignore[call-overload]
+    with pytest.raises(InvalidInput, match="'sqlite://' is not an engine of SQLAlchemy"):
+        outbox.relay(None, "sqlite://")  # type: ignore[arg-type]
 
 
 def test_a_payload_over_the_limit_is_refused(engine: Engine) -> None:

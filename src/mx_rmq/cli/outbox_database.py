@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from mx_rmq.cli.program import CommandFailed
 from mx_rmq.core.errors import InvalidInput
+from mx_rmq.core.text import how_to_install
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,6 +18,12 @@ if TYPE_CHECKING:
 
 
 TABLE: Final = "mx_rmq_outbox"
+DRIVERS: Final = {  # the application's URL may leave out the driver, or name an async one
+    "postgres": "postgresql+psycopg",
+    "postgresql": "postgresql+psycopg",
+    "postgresql+asyncpg": "postgresql+psycopg",
+    "sqlite+aiosqlite": "sqlite",
+}
 
 
 @contextmanager
@@ -29,12 +36,11 @@ def open_outbox(url: str, table: str) -> Iterator[tuple[Outbox, Connection]]:
 
         from mx_rmq.outbox import Outbox
     except ImportError as error:
-        raise CommandFailed(str(error)) from error
+        raise CommandFailed(f"this needs SQLAlchemy: {how_to_install('sqlalchemy')}") from error
     try:
         address = make_url(url)
-        if address.drivername in ("postgres", "postgresql"):
-            address = address.set(drivername="postgresql+psycopg")
-        engine = create_engine(address)
+        driver = DRIVERS.get(address.drivername, address.drivername)
+        engine = create_engine(address.set(drivername=driver))
         try:
             with engine.begin() as connection:
                 yield Outbox(table=table), connection
@@ -43,4 +49,5 @@ def open_outbox(url: str, table: str) -> Iterator[tuple[Outbox, Connection]]:
     except InvalidInput as error:
         raise CommandFailed(str(error)) from error
     except (SQLAlchemyError, ImportError) as error:  # the second: of a driver
-        raise CommandFailed(f"the outbox cannot be read: {error}") from error
+        why = str(getattr(error, "orig", None) or error).partition("\n")[0]  # without the SQL
+        raise CommandFailed(f"the outbox cannot be read: {why}") from error

@@ -15,6 +15,8 @@ except ImportError as missing:
         f"mx_rmq.outbox needs SQLAlchemy: {how_to_install('sqlalchemy')}"
     ) from missing
 
+from mx_rmq.core.errors import InvalidInput
+from mx_rmq.core.text import shown
 from mx_rmq.outbox.connections import connect, is_async, rows_of, session_of
 from mx_rmq.outbox.once_block import Once
 from mx_rmq.outbox.outbox_relay import DEDUP, KEEP, OutboxRelay
@@ -105,11 +107,11 @@ class Outbox:
         row = new_row(topic, payload, options, id=id, key=key, max_payload=self.max_payload)
         session = session_of(session)
         if is_async(session):
-            return self._write(session, row)
+            return self._produce_async(session, row)
         self.run(session, self._insert, row)
         return row["id"]
 
-    async def _write(self, session: Any, row: dict[str, str]) -> str:
+    async def _produce_async(self, session: Any, row: dict[str, str]) -> str:
         await session.run_sync(self.run, self._insert, row)
         return row["id"]
 
@@ -126,6 +128,8 @@ class Outbox:
         `dedup`: how long the queue remembers the ids of what was sent. `keep`: how long the inbox
         remembers messages.
         """
+        if not hasattr(engine, "dialect"):
+            raise InvalidInput(f"{shown(engine)} is not an engine of SQLAlchemy")
         statements = self._statements(engine.dialect.name)
         return OutboxRelay(mq, lambda: connect(engine), statements, dedup=dedup, keep=keep)
 
