@@ -149,40 +149,6 @@ def test_a_second_block_in_one_delivery_is_refused(engine: Engine) -> None:
             pass
 
 
-def test_a_block_that_ends_its_transaction_is_refused(engine: Engine) -> None:
-    """What it did afterwards would be committed without the record of the message."""
-    with Session(engine) as session:
-        for end in (session.commit, session.rollback):
-            with (  # noqa: PT012 - the block under test
-                pytest.raises(InvalidInput, match="has committed or rolled back its session"),
-                delivery(end.__name__).once(session),
-            ):
-                end()
-                session.execute(INSERT, {"number": 1})
-    assert numbers(engine) == []
-
-
-async def test_an_async_block_that_ends_its_transaction_is_refused(
-    async_engine: AsyncEngine,
-) -> None:
-    async with AsyncSession(async_engine) as session:
-        with pytest.raises(InvalidInput, match="has committed or rolled back"):  # noqa: PT012 - the block under test
-            async with delivery().once(session):
-                await session.commit()
-                await session.execute(INSERT, {"number": 1})
-        found = (await session.execute(text("SELECT number FROM orders"))).all()
-    assert found == []
-
-
-def test_a_savepoint_in_the_block_will_do(engine: Engine) -> None:
-    with Session(engine) as session, delivery().once(session):
-        session.execute(INSERT, {"number": 1})
-        with suppress(ValueError), session.begin_nested():
-            session.execute(INSERT, {"number": 2})
-            raise ValueError
-    assert numbers(engine) == [1]
-
-
 async def test_the_wrong_with_and_the_wrong_session_are_refused(engine: Engine) -> None:
     one = delivery()
     with pytest.raises(InvalidInput, match="takes a session of SQLAlchemy, or using="):

@@ -21,7 +21,6 @@ class Once:
         self._session = session_of(session)
         self._outbox = outbox
         self._is_async = is_async(self._session)
-        self._transaction: Any = None
 
     def __enter__(self) -> Self:
         self._check(is_async=False)
@@ -36,7 +35,6 @@ class Once:
         if kind is not None:
             self._session.rollback()
             return
-        self._check_transaction(self._session)
         self._session.commit()
         self._delivery._once = True
 
@@ -53,7 +51,6 @@ class Once:
         if kind is not None:
             await self._session.rollback()
             return
-        await self._session.run_sync(self._check_transaction)
         await self._session.commit()
         self._delivery._once = True
 
@@ -62,16 +59,6 @@ class Once:
         if not self._outbox.run(session, "record", record):
             del record["fence"]
             raise already_done(self._delivery, self._outbox.run(session, "fence", record))
-        self._transaction = session.get_transaction()
-
-    def _check_transaction(self, session: Any) -> None:
-        """Refuse a block that has ended its transaction: the rest of its work has no record."""
-        if session.get_transaction() is not self._transaction:
-            session.rollback()
-            raise InvalidInput(
-                f"the block of message {self._delivery.id} has committed or rolled back its "
-                "session: leave that to `once`"
-            )
 
     def _check(self, *, is_async: bool) -> None:
         if self._is_async is not is_async:
