@@ -42,10 +42,22 @@ handled: list[int] = []
 done: list[int] = []
 
 
+def is_refused(delivery: Delivery) -> bool:
+    try:
+        with delivery.once(using="default"):
+            return False
+    except InvalidInput:
+        return True
+
+
 def handle(payload: int, delivery: Delivery) -> None:
     """A plain handler, which fails once after its commit."""
     handled.append(payload)
+    connection.set_autocommit(False)
+    assert is_refused(delivery)  # nothing would be committed at the end of the block
+    connection.set_autocommit(True)
     with delivery.once(using="default"):
+        assert is_refused(delivery)  # a block inside its own block
         done.append(payload)
         outbox.produce("mail", payload)
     connection.close()

@@ -44,6 +44,32 @@ def is_async(session: Any) -> bool:
     return hasattr(session, "run_sync") or hasattr(session, "sync_engine")
 
 
+def begin(session: Any) -> object:
+    """Begin a transaction, or join that of a sync session or connection; return it."""
+    if hasattr(session, "get_bind"):
+        connection = session.connection()
+    else:
+        connection = session
+        if not connection.in_transaction():
+            connection.begin()
+    if _commits_each_statement(connection):
+        raise InvalidInput(
+            f"{shown(session)} commits each statement by itself (AUTOCOMMIT): `once` needs "
+            "transactions"
+        )
+    return session.get_transaction()
+
+
+def _commits_each_statement(connection: Connection) -> bool:
+    """Whether the driver does, as far as it tells. A transaction has begun."""
+    pooled = connection.connection
+    if connection.dialect.name != "sqlite":
+        return bool(getattr(pooled.dbapi_connection, "autocommit", False))
+    driver: Any = pooled.driver_connection
+    has_none = getattr(driver, "isolation_level", "") is None
+    return (has_none or getattr(driver, "autocommit", None) is True) and not driver.in_transaction
+
+
 def rows_of(connection: Any, sql: str, values: dict[str, Any]) -> list[Row]:
     """Execute a statement; return its rows. `connection`: or a session."""
     result = connection.execute(text(sql), values)
@@ -54,6 +80,14 @@ def for_listening(connection: Connection) -> Any:
     """Execute each statement by itself from now on; return the driver's connection."""
     connection.execution_options(isolation_level="AUTOCOMMIT")
     return connection.connection.driver_connection
+
+
+def _isolation(engine: Engine | AsyncEngine) -> dict[str, Any]:
+    """The relay's own isolation, whatever the application needs.
+
+    With AUTOCOMMIT its lock would end at once; a higher one would make transactions fail.
+    """
+    return {"isolation_level": "READ COMMITTED"} if engine.dialect.name == "postgresql" else {}
 
 
 class InLoop:
@@ -93,7 +127,7 @@ class InBlockingCalls:
     """A connection of an Engine, for `InThreads`."""
 
     def __init__(self, engine: Engine) -> None:
-        self._connection = engine.connect()
+        self._connection = engine.connect().execution_options(**_isolation(engine))
         self._listens = False
 
     def execute(self, sql: str, values: dict[str, Any]) -> list[Row]:
@@ -114,5 +148,6 @@ class InBlockingCalls:
 
 async def connect(engine: Engine | AsyncEngine) -> InLoop | InThreads:
     if is_async(engine):
-        return InLoop(await cast("AsyncEngine", engine).connect())
+        connection = await cast("AsyncEngine", engine).connect()
+        return InLoop(await connection.execution_options(**_isolation(engine)))
     return await connect_in_thread(partial(InBlockingCalls, cast("Engine", engine)))

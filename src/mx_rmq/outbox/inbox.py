@@ -26,11 +26,12 @@ def once(delivery: Delivery, session: Any, *, using: str | None) -> Any:
 
 
 def record_of(delivery: Delivery) -> dict[str, Any]:
-    """Return the values that record a message; refuse a second block of the same delivery."""
+    """Begin the block of a delivery, which may have only one; return the values to record."""
     if delivery._once:
         raise InvalidInput(
             f"message {delivery.id} has used `once` already: put all of its work into one block"
         )
+    delivery._once = True  # until the block fails
     subscription = delivery.subscription
     topic = f"{delivery.topic}@{subscription}" if subscription else delivery.topic
     return {"topic": topic, "id": delivery.id, "fence": delivery.fence}

@@ -150,11 +150,11 @@ class Outbox:
 
     def retry(self, connection: Session | Connection, id: str | None = None) -> int:
         """Let the relay try a parked row again, or all of them; return how many."""
-        return len(self.run(connection, "retry", {"id": id or ""}))
+        return len(self.run(connection, "retry", {"id": id}))
 
     def discard(self, connection: Session | Connection, id: str | None = None) -> int:
         """Delete a parked row, or all of them; return how many."""
-        return len(self.run(connection, "discard", {"id": id or ""}))
+        return len(self.run(connection, "discard", {"id": id}))
 
     def run(self, session: Any, statement: str, values: dict[str, Any]) -> list[dict[str, Any]]:
         """Execute a statement in the transaction of a sync session or connection."""

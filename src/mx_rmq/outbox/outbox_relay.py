@@ -119,15 +119,26 @@ class OutboxRelay:
         """Send the next rows; return when to look again, in seconds."""
         async with self._working:
             try:
-                self._connection = connection = self._connection or await self._connect()
+                self._connection = connection = self._connection or await self._connect_to_send()
                 gone = await self._send(connection)
-                await self._measure_and_clean(connection)
+                await self._measure(connection)
+                cleaned = await self._clean(connection)
             except BaseException:
                 lost, self._connection = self._connection, None
                 if lost is not None:
                     await asyncio.shield(lost.close())
                 raise
-        return 0 if gone else POLL
+        return 0 if gone or cleaned == BATCH else POLL
+
+    async def _connect_to_send(self) -> RelayConnection:
+        """Connect, and raise if rows cannot be deleted: they would be sent again and again."""
+        connection = await self._connect()
+        try:
+            await connection.commit((self._sql.delete, {"seqs": "[]"}))
+        except BaseException:
+            await asyncio.shield(connection.close())
+            raise
+        return connection
 
     async def drain(self) -> None:
         """Send every row that can be sent now, as a test needs it."""
@@ -208,17 +219,22 @@ class OutboxRelay:
                 break
         return result
 
-    async def _measure_and_clean(self, connection: RelayConnection) -> None:
-        """Report what waits, and forget messages that were recorded long ago."""
+    async def _measure(self, connection: RelayConnection) -> None:
+        """Report what waits."""
         now = time.monotonic()
         if now >= self._measure_at:
             self._measure_at = now + MEASURE_EVERY
             (found,) = await connection.execute(self._sql.count, {})
             await connection.commit()
             measured = found["waiting"], max(0.0, found["oldest"] or 0.0), found["parked"]
-            self._mq.events.emit(OutboxMeasured(self._sql.channel, *measured))
-        if now >= self._clean_at:
+            self._mq.events.emit(OutboxMeasured(self._sql.table, *measured))
+
+    async def _clean(self, connection: RelayConnection) -> int:
+        """Forget some messages that were recorded long ago; return how many."""
+        now = time.monotonic()
+        if now < self._clean_at:
+            return 0
+        cleaned = len(await connection.commit((self._sql.clean, {"keep": self._keep})))
+        if cleaned < BATCH:  # else the next step goes on: rows must not wait for this
             self._clean_at = now + CLEAN_EVERY
-            cleaned = BATCH
-            while cleaned == BATCH:
-                cleaned = len(await connection.commit((self._sql.clean, {"keep": self._keep})))
+        return cleaned

@@ -18,6 +18,7 @@ TABLE: Final = re.compile(r"[a-z_][a-z0-9_]{0,39}(\.[a-z_][a-z0-9_]{0,39})?", re
 BATCH: Final = 1_000  # rows that are taken or cleaned up at a time
 BATCH_BYTES: Final = 8 * 1_048_576  # of payloads; one row may exceed it
 COUNTED: Final = 100_000  # rows that are counted at most
+LONGEST_NAME: Final = 63  # bytes that PostgreSQL takes as a name
 
 _NOW: Final = {
     "postgresql": "CAST(extract(epoch FROM clock_timestamp()) AS double precision)",
@@ -52,7 +53,8 @@ class Statements:
         if dialect not in _NOW:
             raise InvalidInput(f"the outbox works on PostgreSQL and SQLite, not on {dialect}")
         self.dialect = dialect
-        self.channel = outbox
+        self.table = outbox
+        self.channel = outbox[:LONGEST_NAME]
         """What PostgreSQL notifies when rows are committed."""
         now, each, size = _NOW[dialect], _EACH[dialect], _BYTES[dialect]
         outbox, inbox = _quoted(outbox), _quoted(inbox)
@@ -69,7 +71,7 @@ class Statements:
             self.lock = (
                 "SELECT set_config('idle_in_transaction_session_timeout', :idle, true),"
                 " pg_try_advisory_xact_lock(hashtextextended("
-                f"'mx-rmq ' || current_schema() || ' {self.channel}', 0)) AS locked"
+                f"'mx-rmq ' || current_schema() || ' {self.table}', 0)) AS locked"
             )
         self.take = (
             "SELECT seq, id, topic, payload, options, age FROM ("
@@ -98,10 +100,11 @@ class Statements:
         )
         self.retry = (
             f"UPDATE {outbox} SET error = NULL WHERE error IS NOT NULL"
-            " AND (id = :id OR :id = '') RETURNING id"
+            " AND (id = :id OR CAST(:id AS varchar) IS NULL) RETURNING id"
         )
         self.discard = (
-            f"DELETE FROM {outbox} WHERE error IS NOT NULL AND (id = :id OR :id = '') RETURNING id"
+            f"DELETE FROM {outbox} WHERE error IS NOT NULL"
+            " AND (id = :id OR CAST(:id AS varchar) IS NULL) RETURNING id"
         )
         self.record = (
             f"INSERT INTO {inbox} (topic, id, fence, done_at)"

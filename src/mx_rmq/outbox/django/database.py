@@ -37,6 +37,11 @@ class DjangoConnection:
 
     def __init__(self, using: str) -> None:
         self._connection = connections.create_connection(using)
+        settings = self._connection.settings_dict  # the application's isolation is not for us
+        options = {
+            name: value for name, value in settings["OPTIONS"].items() if name != "isolation_level"
+        }
+        self._connection.settings_dict = {**settings, "OPTIONS": options}
         self._connection.inc_thread_sharing()
         self._connection.set_autocommit(False)
 
