@@ -88,7 +88,7 @@ async def test_the_same_with_an_async_session(async_engine: AsyncEngine) -> None
     assert found == [1]
 
 
-def test_a_connection_will_do(engine: Engine) -> None:
+def test_a_connection_is_accepted(engine: Engine) -> None:
     with engine.connect() as connection:
         with delivery().once(connection):
             connection.execute(INSERT, {"number": 1})

@@ -55,7 +55,7 @@ async def test_a_row_is_written_in_the_transaction_of_an_async_session(
     assert [row.id for row in found] == [id, "custom"] == [id, other]
 
 
-def test_connections_and_scoped_sessions_will_do(engine: Engine) -> None:
+def test_connections_and_scoped_sessions_are_accepted(engine: Engine) -> None:
     with engine.begin() as connection:
         outbox.produce(connection, "order.created", 1)
     session = scoped_session(sessionmaker(engine))
@@ -65,7 +65,7 @@ def test_connections_and_scoped_sessions_will_do(engine: Engine) -> None:
     assert [row.payload for row in rows(engine)] == ["1", "2"]
 
 
-async def test_a_scoped_async_session_will_do(async_engine: AsyncEngine) -> None:
+async def test_a_scoped_async_session_is_accepted(async_engine: AsyncEngine) -> None:
     session = async_scoped_session(async_sessionmaker(async_engine), asyncio.current_task)
     await outbox.produce(session, "order.created", 1)
     await session.commit()
@@ -117,7 +117,7 @@ def test_what_is_invalid_is_refused_before_anything_is_written(
         outbox.produce(session, topic, payload, **options)
 
 
-def test_an_unknown_option_and_what_is_no_session_are_refused() -> None:
+def test_an_unknown_option_a_wrong_session_and_a_wrong_engine_are_refused() -> None:
     with pytest.raises(TypeError, match="no option 'on_duplicate'; its options are id, key, delay"):
         outbox.produce(None, "order", 1, on_duplicate="replace")  # type: ignore[call-overload]
     with pytest.raises(InvalidInput, match="None is not a session or connection of SQLAlchemy"):
@@ -147,7 +147,7 @@ def test_the_tables_join_the_metadata_of_the_application() -> None:
 
 @pytest.mark.parametrize("name", ["a b", 'a"b', "a;b", "Outbox", "x" * 41, "a.b.c", ""])
 def test_a_table_name_that_is_no_plain_name_is_refused(name: str) -> None:
-    with pytest.raises(InvalidInput, match="must consist of small letters"):
+    with pytest.raises(InvalidInput, match="must consist of lowercase letters"):
         outbox.Outbox(table=name)
 
 

@@ -1,4 +1,4 @@
-"""The database of an outbox, as a command reaches it: by a URL for SQLAlchemy."""
+"""Opens the database of an outbox for a command, by its SQLAlchemy URL."""
 
 from __future__ import annotations
 
@@ -48,6 +48,6 @@ def open_outbox(url: str, table: str) -> Iterator[tuple[Outbox, Connection]]:
             engine.dispose()
     except InvalidInput as error:
         raise CommandFailed(str(error)) from error
-    except (SQLAlchemyError, ImportError) as error:  # the second: of a driver
+    except (SQLAlchemyError, ImportError) as error:  # ImportError: the driver
         why = str(getattr(error, "orig", None) or error).partition("\n")[0]  # without the SQL
         raise CommandFailed(f"the outbox cannot be read: {why}") from error

@@ -17,7 +17,7 @@ except ImportError as missing:
 
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.text import shown
-from mx_rmq.outbox.connections import connect, is_async, rows_of, session_of
+from mx_rmq.outbox.connections import connect, execute, is_async, session_of
 from mx_rmq.outbox.once_block import Once
 from mx_rmq.outbox.outbox_relay import DEDUP, KEEP, OutboxRelay
 from mx_rmq.outbox.parked import OutboxCounts, ParkedRow
@@ -159,7 +159,7 @@ class Outbox:
     def run(self, session: Any, statement: str, values: dict[str, Any]) -> list[dict[str, Any]]:
         """Execute a statement in the transaction of a sync session or connection."""
         dialect = session.get_bind().dialect if hasattr(session, "get_bind") else session.dialect
-        return rows_of(session, getattr(self._statements(dialect.name), statement), values)
+        return execute(session, getattr(self._statements(dialect.name), statement), values)
 
 
 def _add_tables(metadata: MetaData, outbox: str, inbox: str) -> None:

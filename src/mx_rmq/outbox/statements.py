@@ -32,12 +32,12 @@ _BYTES: Final = {"postgresql": "octet_length(payload)", "sqlite": "length(payloa
 
 
 def check_table(name: str) -> str:
-    """Refuse what is no plain name of a table."""
+    """Refuse anything but a plain table name."""
     if isinstance(name, str) and TABLE.fullmatch(name):
         return name
     raise InvalidInput(
-        f"table {shown(name)} must consist of small letters, digits and _, at most 40 characters, "
-        "perhaps after the name of a schema and a dot"
+        f"table {shown(name)} must consist of lowercase letters, digits and _, at most 40 "
+        "characters, perhaps after a schema and a dot"
     )
 
 

@@ -21,11 +21,11 @@ except ImportError as missing:
 
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.outbox.django.database import DjangoConnection, execute
-from mx_rmq.outbox.in_threads import connect_in_thread
 from mx_rmq.outbox.inbox import already_done, record_of
 from mx_rmq.outbox.outbox_relay import DEDUP, KEEP, OutboxRelay
 from mx_rmq.outbox.row import MAX_PAYLOAD, OutboxOptions, new_row
 from mx_rmq.outbox.statements import Statements
+from mx_rmq.outbox.threaded_connection import connect_in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -33,7 +33,7 @@ def execute(
 
 
 class DjangoConnection:
-    """A connection beside those of the threads, for `InThreads`."""
+    """A connection beside those of the threads, for `ThreadedConnection`."""
 
     def __init__(self, using: str) -> None:
         self._connection = connections.create_connection(using)
