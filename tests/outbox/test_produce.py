@@ -194,7 +194,7 @@ def test_durations_shrink_while_a_row_waits_and_a_time_does_not() -> None:
     assert (late.delay, late.ttl) == (6.0, 56.0)
     late = outgoing_of({**row, "age": 100.0}, 60)
     assert (late.delay, late.ttl) == (0.0, 0.001)
-    row = new_row("t", 1, {"delay": 5, "ttl": 5.001}, id=None, key=None, max_payload=100)
+    row = new_row("t", 1, {"delay": 5.0004, "ttl": 5.0006}, id=None, key=None, max_payload=100)
     for age in (0.0001, 0.12345, 1.2345, 4.9996, 5.0005):
         outgoing_of({**row, "age": age}, 60).message(100)  # rounded, it is still valid
     row = new_row("t", 1, {"at": at}, id=None, key=None, max_payload=100)

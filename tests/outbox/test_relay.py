@@ -435,6 +435,22 @@ async def test_a_database_without_the_tables_is_an_error_that_is_logged(
     await relay.__aexit__()
 
 
+async def test_rows_are_sent_although_the_inbox_cannot_be_cleaned(
+    mq: MessageQueue, tmp_path: Path
+) -> None:
+    engine = new_engine(f"sqlite:///{tmp_path}/shop.db")
+    with engine.begin() as connection:
+        connection.execute(text("DROP TABLE mx_rmq_inbox"))
+    relay = outbox.relay(mq, engine)
+    with pytest.raises(OperationalError, match="no such table: mx_rmq_inbox"):
+        await relay.step()
+    write(engine, 1)
+    await relay.drain()
+    assert rows(engine) == []
+    await relay.__aexit__()
+    engine.dispose()
+
+
 async def test_a_worker_runs_a_relay_in_its_lifespan(
     server: Server, raw: Redis, engine: Engine
 ) -> None:

@@ -234,7 +234,8 @@ class OutboxRelay:
         now = time.monotonic()
         if now < self._clean_at:
             return 0
+        self._clean_at = now + CLEAN_EVERY  # also if this fails: rows must not wait for it
         cleaned = len(await connection.commit((self._sql.clean, {"keep": self._keep})))
-        if cleaned < BATCH:  # else the next step goes on: rows must not wait for this
-            self._clean_at = now + CLEAN_EVERY
+        if cleaned == BATCH:  # the next step goes on
+            self._clean_at = now
         return cleaned
