@@ -262,6 +262,12 @@ async def test_the_wrong_with_and_the_wrong_session_are_refused(engine: Engine) 
         one.once()
     with pytest.raises(InvalidInput, match="3 is not a session"):
         one.once(3)
+    with (
+        Session(engine) as session,
+        pytest.raises(InvalidInput, match="None is not a delivery"),
+        outbox.once(None, session),  # type: ignore[arg-type]
+    ):
+        pass
     with Session(engine) as session, pytest.raises(InvalidInput, match="is sync: write `with"):
         async with one.once(session):
             pass

@@ -71,7 +71,7 @@ def test_the_command_shows_retries_and_discards_parked_rows(engine: Engine) -> N
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["sqlite:///nowhere/at/all"], "the outbox cannot be read: "),
+        (["sqlite:///nowhere/at/all"], "the outbox cannot be read: there is no file nowhere"),
         (["nonsense"], "the outbox cannot be read: "),
         (["sqlite+aiosqlite://"], "the outbox cannot be read: no such table: mx_rmq_outbox\n"),
         (["sqlite://", "--table", "a b"], "table 'a b' must consist of"),

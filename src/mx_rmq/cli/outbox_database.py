@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.cli.program import CommandFailed
@@ -39,6 +40,10 @@ def open_outbox(url: str, table: str) -> Iterator[tuple[Outbox, Connection]]:
         raise CommandFailed(f"this needs SQLAlchemy: {how_to_install('sqlalchemy')}") from error
     try:
         address = make_url(url)
+        file = address.database or ""
+        is_path = address.get_backend_name() == "sqlite" and not file.startswith((":", "file:"))
+        if is_path and file and not Path(file).exists():  # SQLite would create it
+            raise CommandFailed(f"the outbox cannot be read: there is no file {file}")
         driver = DRIVERS.get(address.drivername, address.drivername)
         engine = create_engine(address.set(drivername=driver))
         try:

@@ -8,12 +8,11 @@ that the work is committed.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from mx_rmq.core.delivery import Delivery
 from mx_rmq.core.errors import AlreadyDone, InvalidInput, StaleDelivery
-
-if TYPE_CHECKING:
-    from mx_rmq.core.delivery import Delivery
+from mx_rmq.core.text import shown
 
 
 def once(delivery: Delivery, session: Any, *, using: str | None) -> Any:
@@ -27,6 +26,8 @@ def once(delivery: Delivery, session: Any, *, using: str | None) -> Any:
 
 def record_of(delivery: Delivery) -> dict[str, Any]:
     """Begin the block of a delivery, which may have only one; return the values to record."""
+    if not isinstance(delivery, Delivery):
+        raise InvalidInput(f"{shown(delivery)} is not a delivery: `once` works inside a handler")
     if delivery._once:
         raise InvalidInput(
             f"message {delivery.id} has used `once` already: put all of its work into one block"
