@@ -12,30 +12,33 @@ from typing import Any
 
 import django
 from django.conf import settings
+from psycopg import IsolationLevel
 
 ENGINE, NAME, PORT, QUEUE = sys.argv[1:]
 
+DATABASE = {
+    "ENGINE": f"django.db.backends.{ENGINE}",
+    "NAME": NAME,
+    "USER": "mx",
+    "HOST": "127.0.0.1",
+    "PORT": PORT,
+}
+STRICT = {**DATABASE, "OPTIONS": {"isolation_level": IsolationLevel.SERIALIZABLE}}
+
 settings.configure(
     INSTALLED_APPS=["mx_rmq.outbox.django"],
-    DATABASES={
-        "default": {
-            "ENGINE": f"django.db.backends.{ENGINE}",
-            "NAME": NAME,
-            "USER": "mx",
-            "HOST": "127.0.0.1",
-            "PORT": PORT,
-        }
-    },
+    DATABASES={"default": DATABASE, "strict": STRICT},
     USE_TZ=True,
 )
 django.setup()
 
 from django.core.management import call_command  # noqa: E402 - after the setup
-from django.db import connection, transaction  # noqa: E402
+from django.db import connection, connections, transaction  # noqa: E402
 
 from mx_rmq import Delivery, InvalidInput, MessageQueue, Worker  # noqa: E402
 from mx_rmq.outbox import django as outbox  # noqa: E402
 from mx_rmq.outbox import outbox_relay  # noqa: E402
+from mx_rmq.outbox.django.database import DjangoConnection  # noqa: E402
 from mx_rmq.outbox.django.models import InboxMessage, OutboxMessage  # noqa: E402
 
 handled: list[int] = []
@@ -87,6 +90,16 @@ def check_produce() -> list[str]:
     return ids
 
 
+def check_isolation() -> None:
+    """A relay has its own, whatever the application has."""
+    relay = DjangoConnection("strict")
+    assert relay.execute("SHOW transaction_isolation", {}) == [
+        {"transaction_isolation": "read committed"}
+    ]
+    relay.close()
+    assert "isolation_level" in connections["strict"].settings_dict["OPTIONS"]
+
+
 def in_thread(function: Any, *arguments: Any) -> Any:
     """Call what Django does not allow in an event loop."""
 
@@ -122,6 +135,8 @@ async def check_relay(ids: list[str]) -> None:
 
 
 check_tables()
+if ENGINE == "postgresql":
+    check_isolation()
 produced = check_produce()
 connection.close()
 asyncio.run(check_relay(produced))

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
 _NAME: Final = re.compile(r":([a-z]+)")
+NOT_OURS: Final = ("isolation_level", "pool")
+"""Options of the application that its relay does without: it relies on READ COMMITTED, and a
+connection that listens must not go back to a pool."""
 
 
 @cache
@@ -37,10 +40,8 @@ class DjangoConnection:
 
     def __init__(self, using: str) -> None:
         self._connection = connections.create_connection(using)
-        settings = self._connection.settings_dict  # the application's isolation is not for us
-        options = {
-            name: value for name, value in settings["OPTIONS"].items() if name != "isolation_level"
-        }
+        settings = self._connection.settings_dict
+        options = {one: value for one, value in settings["OPTIONS"].items() if one not in NOT_OURS}
         self._connection.settings_dict = {**settings, "OPTIONS": options}
         self._connection.inc_thread_sharing()
         self._connection.set_autocommit(False)
