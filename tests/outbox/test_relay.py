@@ -314,8 +314,33 @@ async def test_a_topic_that_fills_up_on_the_way_takes_the_rest_later(
         relay = outbox.relay(mq, engine)
         ids = write(engine, *range(700))
         await relay.drain()
-        assert await queued(raw) == ids[:500]  # the first call of two
-        assert [row.id for row in rows(engine)] == ids[500:]
+        assert await queued(raw) == ids[:600]
+        assert [row.id for row in rows(engine)] == ids[600:]
+        await relay.__aexit__()
+
+
+@pytest.mark.parametrize("room", [1, 3, 6])
+async def test_a_topic_with_less_room_than_there_are_rows_takes_some(
+    server: Server, raw: Redis, engine: Engine, room: int
+) -> None:
+    """Rows must not wait for room that there will never be."""
+    async with MessageQueue(server.url, max_pending=room) as mq:
+        handled: list[int] = []
+
+        @mq.handler("order")
+        async def handle(payload: int) -> None:
+            handled.append(payload)
+
+        relay = outbox.relay(mq, engine)
+        ids = write(engine, *range(7))
+        await relay.drain()
+        assert await queued(raw) == ids[:room]
+        while rows(engine):
+            await Worker(mq).drain()
+            relay._held.clear()  # as after two seconds
+            assert await relay.step() == 0
+        await Worker(mq).drain()
+        assert handled == [*range(7)]
         await relay.__aexit__()
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 from mx_rmq.core.durations import Seconds, as_seconds
-from mx_rmq.core.errors import InvalidInput, NotConfirmed, PartlyProduced
+from mx_rmq.core.errors import InvalidInput, NotConfirmed, PartlyProduced, QueueFull
 from mx_rmq.core.events import OutboxMeasured
 from mx_rmq.core.text import named
 from mx_rmq.outbox.row import outgoing_of
@@ -69,6 +69,10 @@ class _Result:
     sent: list[int] = field(default_factory=list)
     parked: dict[int, str] = field(default_factory=dict)  # with the reason
     failed: BaseException | None = None  # why their topic takes no rows now
+
+    def after(self, first: _Result) -> _Result:
+        """Return what became of some rows, and before that of others."""
+        return _Result(first.sent + self.sent, first.parked | self.parked, self.failed)
 
 
 class OutboxRelay:
@@ -194,14 +198,28 @@ class OutboxRelay:
             stored = [every[place] for place in error.places]
             if isinstance(error.__cause__, InvalidInput):
                 return _Result(stored)  # the next step begins with the row that is refused
+            if isinstance(error.__cause__, QueueFull):
+                gone = {*stored}
+                rest = await self._send_in_halves([row for row in rows if row["seq"] not in gone])
+                return rest.after(_Result(stored))
             self._failures.log(error)
             return _Result(stored, failed=error.__cause__)
         except InvalidInput as error:
             return await self._send_one_by_one(rows, error)
         except Exception as error:  # noqa: BLE001 - middleware may raise anything
+            if isinstance(error, QueueFull) and len(rows) > 1:
+                return await self._send_in_halves(rows)
             self._failures.log(error)
             return _Result(failed=error)
         return _Result(every)
+
+    async def _send_in_halves(self, rows: Sequence[Row]) -> _Result:
+        """Send as many rows as a topic has room for; it has none for all of them."""
+        half = (len(rows) + 1) // 2
+        first = await self._send_topic(rows[:half])
+        if half == len(rows) or len(first.sent) + len(first.parked) < half:
+            return first
+        return (await self._send_topic(rows[half:])).after(first)
 
     async def _send_one_by_one(self, rows: Sequence[Row], error: InvalidInput) -> _Result:
         """Send rows; one is refused with this error. Park that one."""
