@@ -42,9 +42,9 @@ FAILING: Final = 7
 ORDERS: Final = 30
 """Orders for one fault."""
 ROLLED_BACK: Final = 5
-"""Every so many transactions are rolled back."""
+"""One in this many transactions is rolled back."""
 POINTS: Final = ("produce", "delete", "commit", "next step")
-"""What a relay that has taken rows is about to do when it dies, or its database."""
+"""What a relay is about to do with the rows that it has taken when it, or its database, dies."""
 TOGETHER: Final = 20
 HISTORY: Final = 1_000_000
 STUCK: Final = 60.0
@@ -198,7 +198,7 @@ class Shop(Staff):
 
 
 async def run(trial: Trial) -> None:
-    """Inject so many faults, in turn."""
+    """Inject `trial.size` faults, each kind in turn."""
     options = ("--appendonly", "yes", "--appendfsync", "always")
     server = Server(Kind.VALKEY_9_1, trial.directory / "server", *options).start()
     postgres = Postgres("-c", "fsync=off").start()
@@ -246,7 +246,7 @@ async def all_sent(trial: Trial, engine: Engine) -> None:
 
 
 async def check_orders(trial: Trial, mq: MessageQueue, url: str, engine: Engine) -> None:
-    """Hold the database against the server's history, and the server's keys against the audit."""
+    """Compare the database with the server's history, and audit the server's keys."""
     async with Redis.from_url(url, decode_responses=True) as raw:
         history: Any = await raw.xrange(Keys().of(TOPIC).history)
     entries = [entry for _, entry in history]
@@ -280,7 +280,7 @@ def check(
     yield from (f"not completed: {id}" for id in produced if id not in completed)
     yield from (f"not shipped: {number}" for number in orders if number not in sent)
     yield from (f"shipped {n} times: {number}" for number, n in sent.items() if n > 1)
-    yield from (f"shipped from nowhere: {number}" for number in sent if number not in orders)
+    yield from (f"shipped, but never ordered: {number}" for number in sent if number not in orders)
 
 
 def _column(engine: Engine, sql: str) -> list[Any]:

@@ -31,7 +31,7 @@ def test_each_order_produced_and_shipped_once_is_right() -> None:
         ({"completed": Counter("a")}, "not completed: b"),
         ({"shipped": [1]}, "not shipped: 2"),
         ({"shipped": [1, 2, 2]}, "shipped 2 times: 2"),
-        ({"shipped": [1, 2, 3]}, "shipped from nowhere: 3"),
+        ({"shipped": [1, 2, 3]}, "shipped, but never ordered: 3"),
     ],
 )
 def test_everything_else_is_wrong(wrong: dict[str, Any], says: str) -> None:

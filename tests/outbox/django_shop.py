@@ -12,40 +12,55 @@ from typing import Any
 
 import django
 from django.conf import settings
+from psycopg import IsolationLevel
 
 ENGINE, NAME, PORT, QUEUE = sys.argv[1:]
 
+DATABASE = {
+    "ENGINE": f"django.db.backends.{ENGINE}",
+    "NAME": NAME,
+    "USER": "mx",
+    "HOST": "127.0.0.1",
+    "PORT": PORT,
+}
+STRICT = {**DATABASE, "OPTIONS": {"isolation_level": IsolationLevel.SERIALIZABLE}}
+
 settings.configure(
     INSTALLED_APPS=["mx_rmq.outbox.django"],
-    DATABASES={
-        "default": {
-            "ENGINE": f"django.db.backends.{ENGINE}",
-            "NAME": NAME,
-            "USER": "mx",
-            "HOST": "127.0.0.1",
-            "PORT": PORT,
-        }
-    },
+    DATABASES={"default": DATABASE, "strict": STRICT},
     USE_TZ=True,
 )
 django.setup()
 
 from django.core.management import call_command  # noqa: E402 - after the setup
-from django.db import connection, transaction  # noqa: E402
+from django.db import connection, connections, transaction  # noqa: E402
 
 from mx_rmq import Delivery, InvalidInput, MessageQueue, Worker  # noqa: E402
 from mx_rmq.outbox import django as outbox  # noqa: E402
 from mx_rmq.outbox import outbox_relay  # noqa: E402
+from mx_rmq.outbox.django.database import DjangoConnection  # noqa: E402
 from mx_rmq.outbox.django.models import InboxMessage, OutboxMessage  # noqa: E402
 
 handled: list[int] = []
 done: list[int] = []
 
 
+def is_refused(delivery: Delivery) -> bool:
+    try:
+        with delivery.once(using="default"):
+            return False
+    except InvalidInput:
+        return True
+
+
 def handle(payload: int, delivery: Delivery) -> None:
     """A plain handler, which fails once after its commit."""
     handled.append(payload)
+    connection.set_autocommit(False)
+    assert is_refused(delivery)  # nothing would be committed at the end of the block
+    connection.set_autocommit(True)
     with delivery.once(using="default"):
+        assert is_refused(delivery)  # a block inside its own block
         done.append(payload)
         outbox.produce("mail", payload)
     connection.close()
@@ -73,6 +88,16 @@ def check_produce() -> list[str]:
         ids = [outbox.produce("order", number, headers={"a": "ü%"}) for number in (1, 2)]
     assert [*OutboxMessage.objects.values_list("message_id", flat=True)] == ids
     return ids
+
+
+def check_isolation() -> None:
+    """A relay has its own, whatever the application has."""
+    relay = DjangoConnection("strict")
+    assert relay.execute("SHOW transaction_isolation", {}) == [
+        {"transaction_isolation": "read committed"}
+    ]
+    relay.close()
+    assert "isolation_level" in connections["strict"].settings_dict["OPTIONS"]
 
 
 def in_thread(function: Any, *arguments: Any) -> Any:
@@ -110,6 +135,8 @@ async def check_relay(ids: list[str]) -> None:
 
 
 check_tables()
+if ENGINE == "postgresql":
+    check_isolation()
 produced = check_produce()
 connection.close()
 asyncio.run(check_relay(produced))

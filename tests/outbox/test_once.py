@@ -8,19 +8,23 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import event, text
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from mx_rmq import AlreadyDone, Batch, Delivery, InvalidInput, StaleDelivery, Worker, outbox
 from mx_rmq.outbox import outbox_relay
-from tests.outbox.databases import rows
+from tests.outbox.databases import new_engine, rows, url_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sqlalchemy import Engine
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from mx_rmq import MessageQueue
+    from tests.lab.postgres import Postgres
 
 INSERT = text("INSERT INTO orders VALUES (:number)")
 
@@ -84,7 +88,7 @@ async def test_the_same_with_an_async_session(async_engine: AsyncEngine) -> None
     assert found == [1]
 
 
-def test_a_connection_will_do(engine: Engine) -> None:
+def test_a_connection_is_accepted(engine: Engine) -> None:
     with engine.connect() as connection:
         with delivery().once(connection):
             connection.execute(INSERT, {"number": 1})
@@ -147,6 +151,109 @@ def test_a_second_block_in_one_delivery_is_refused(engine: Engine) -> None:
             one.once(session),
         ):
             pass
+    for inner in (Session(engine), session):  # another would wait for the outer one, for ever
+        two = delivery("m2")
+        with (
+            inner,
+            pytest.raises(InvalidInput, match="put all of its work into one block"),
+            two.once(session),
+            two.once(inner),
+        ):
+            pass
+    with two.once(session):
+        session.execute(INSERT, {"number": 2})
+    session.close()
+    assert numbers(engine) == [2]
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback", "close"])
+def test_a_transaction_that_ends_in_the_block_is_an_error(engine: Engine, end: str) -> None:
+    """What follows in the block would not be committed together with the record."""
+    with (  # noqa: PT012 - the block under test
+        Session(engine) as session,
+        pytest.raises(InvalidInput, match="call neither commit nor rollback"),
+        delivery().once(session),
+    ):
+        getattr(session, end)()
+        session.execute(INSERT, {"number": 1})
+    assert numbers(engine) == []
+
+
+async def test_the_same_with_an_async_connection(async_engine: AsyncEngine) -> None:
+    async with async_engine.connect() as connection:
+        with pytest.raises(InvalidInput, match="call neither commit nor rollback"):  # noqa: PT012 - the block under test
+            async with delivery().once(connection):
+                await connection.commit()
+                await connection.execute(INSERT, {"number": 1})
+        found = (await connection.execute(text("SELECT number FROM orders"))).scalars().all()
+    assert found == []
+
+
+def test_a_savepoint_in_the_block_is_rolled_back_alone(engine: Engine) -> None:
+    with Session(engine) as session, delivery().once(session):
+        session.execute(INSERT, {"number": 1})
+        with suppress(ValueError), session.begin_nested():
+            session.execute(INSERT, {"number": 2})
+            outbox.produce(session, "mail", 2)
+            raise ValueError
+        outbox.produce(session, "mail", 1)
+    assert numbers(engine) == [1]
+    assert [row.payload for row in rows(engine)] == ["1"]
+
+
+def test_a_connection_without_transactions_is_refused(engine: Engine) -> None:
+    """The record would be committed at once, and the work might fail."""
+    alone = engine.execution_options(isolation_level="AUTOCOMMIT")
+    with alone.connect() as connection, Session(alone) as session:
+        for one in (connection, session):
+            with pytest.raises(InvalidInput, match="AUTOCOMMIT"), delivery().once(one):
+                pass
+    with Session(engine) as session, delivery(fence=2).once(session):
+        session.execute(INSERT, {"number": 1})
+    assert numbers(engine) == [1]
+
+
+async def test_an_async_connection_without_transactions_is_refused(
+    async_engine: AsyncEngine,
+) -> None:
+    alone = async_engine.execution_options(isolation_level="AUTOCOMMIT")
+    async with AsyncSession(alone) as session:
+        with pytest.raises(InvalidInput, match="AUTOCOMMIT"):
+            async with delivery().once(session):
+                pass
+    async with AsyncSession(async_engine) as session, delivery().once(session):
+        pass
+
+
+def test_sqlite_with_its_own_begin_will_do(tmp_path: Path) -> None:
+    """As SQLAlchemy's page about SQLite advises: the driver begins nothing, an event does."""
+    engine = new_engine(f"sqlite:///{tmp_path}/shop.db")
+    event.listen(engine, "connect", lambda driver, _: setattr(driver, "isolation_level", None))
+    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
+    engine.dispose()
+    with engine.connect() as connection, delivery().once(connection):
+        connection.execute(INSERT, {"number": 1})
+    assert numbers(engine) == [1]
+    engine.dispose()
+
+
+@pytest.mark.parametrize("isolation", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_with_a_higher_isolation_work_is_committed_once(
+    postgres: Postgres, tmp_path: Path, isolation: str
+) -> None:
+    """A snapshot from before the record is refused by PostgreSQL; the next attempt learns why."""
+    engine = new_engine(url_of("postgresql+psycopg", postgres, tmp_path))
+    strict = engine.execution_options(isolation_level=isolation)
+    with Session(strict) as session:
+        session.execute(text("SELECT 1 FROM orders"))
+        with Session(strict) as other, delivery(fence=2).once(other):
+            other.execute(INSERT, {"number": 2})
+        with pytest.raises(OperationalError, match="could not serialize"), delivery().once(session):
+            pass
+        with pytest.raises(StaleDelivery), delivery().once(session):
+            pass
+    assert numbers(engine) == [2]
+    engine.dispose()
 
 
 async def test_the_wrong_with_and_the_wrong_session_are_refused(engine: Engine) -> None:
@@ -155,6 +262,12 @@ async def test_the_wrong_with_and_the_wrong_session_are_refused(engine: Engine) 
         one.once()
     with pytest.raises(InvalidInput, match="3 is not a session"):
         one.once(3)
+    with (
+        Session(engine) as session,
+        pytest.raises(InvalidInput, match="None is not a delivery"),
+        outbox.once(None, session),  # type: ignore[arg-type]
+    ):
+        pass
     with Session(engine) as session, pytest.raises(InvalidInput, match="is sync: write `with"):
         async with one.once(session):
             pass
@@ -183,6 +296,23 @@ async def test_a_repeat_completes_without_running_again(mq: MessageQueue, engine
     assert await mq.result("order", id) is None
 
 
+async def test_steps_after_the_block_run_if_the_repeat_is_caught(
+    mq: MessageQueue, engine: Engine
+) -> None:
+    steps: list[str] = []
+
+    @mq.handler("order")
+    async def handle(payload: int, delivery: Delivery) -> None:
+        with Session(engine) as session, suppress(AlreadyDone), delivery.once(session):
+            session.execute(INSERT, {"number": payload})
+        await delivery.sleep("a little", 0.01)
+        await delivery.step("mail", steps.append, "sent")
+
+    await mq.produce("order", 7)
+    assert (await Worker(mq).drain(delayed=True)).completed == 1
+    assert (numbers(engine), steps) == ([7], ["sent"])
+
+
 async def test_the_relay_cleans_up_the_inbox(
     mq: MessageQueue, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,6 +326,24 @@ async def test_the_relay_cleans_up_the_inbox(
     await relay.step()
     assert [row.id for row in rows(engine, "SELECT id FROM mx_rmq_inbox")] == ["m1"]
     assert outbox_relay.KEEP == 7 * 24 * 3600
+    await relay.__aexit__()
+
+
+async def test_rows_do_not_wait_for_the_clean_up(
+    mq: MessageQueue, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox_relay, "BATCH", 1)
+    with engine.begin() as connection:
+        relay = outbox.relay(mq, engine, keep=100)
+        monkeypatch.setattr(relay._sql, "clean", relay._sql.clean.replace("LIMIT 1000", "LIMIT 1"))
+        for number in range(3):
+            insert = text("INSERT INTO mx_rmq_inbox VALUES ('order', :id, 1, 0)")
+            connection.execute(insert, {"id": str(number)})
+        outbox.produce(connection, "order", 1)
+    assert await relay.step() == 0
+    assert (len(rows(engine)), len(rows(engine, "SELECT id FROM mx_rmq_inbox"))) == (0, 2)
+    await relay.drain()
+    assert rows(engine, "SELECT id FROM mx_rmq_inbox") == []
     await relay.__aexit__()
 
 

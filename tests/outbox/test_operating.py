@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -70,8 +71,9 @@ def test_the_command_shows_retries_and_discards_parked_rows(engine: Engine) -> N
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["sqlite:///nowhere/at/all"], "the outbox cannot be read: "),
+        (["sqlite:///nowhere/at/all"], "the outbox cannot be read: there is no file nowhere"),
         (["nonsense"], "the outbox cannot be read: "),
+        (["sqlite+aiosqlite://"], "the outbox cannot be read: no such table: mx_rmq_outbox\n"),
         (["sqlite://", "--table", "a b"], "table 'a b' must consist of"),
         (["sqlite://", "--retry", "--discard"], "either --retry or --discard"),
     ],
@@ -80,6 +82,15 @@ def test_a_database_that_cannot_be_read_is_a_clear_error(words: list[str], says:
     told = CliRunner().invoke(main, ["outbox", *words])
     assert told.exit_code == 2
     assert says in told.stderr
+
+
+def test_without_sqlalchemy_the_command_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "sqlalchemy", None)
+    told = CliRunner().invoke(main, ["outbox", "sqlite://"])
+    assert told.exit_code == 2
+    assert "this needs SQLAlchemy: " in told.stderr
 
 
 async def test_doctor_checks_the_outbox_of_a_database(

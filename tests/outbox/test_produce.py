@@ -55,7 +55,7 @@ async def test_a_row_is_written_in_the_transaction_of_an_async_session(
     assert [row.id for row in found] == [id, "custom"] == [id, other]
 
 
-def test_connections_and_scoped_sessions_will_do(engine: Engine) -> None:
+def test_connections_and_scoped_sessions_are_accepted(engine: Engine) -> None:
     with engine.begin() as connection:
         outbox.produce(connection, "order.created", 1)
     session = scoped_session(sessionmaker(engine))
@@ -65,7 +65,7 @@ def test_connections_and_scoped_sessions_will_do(engine: Engine) -> None:
     assert [row.payload for row in rows(engine)] == ["1", "2"]
 
 
-async def test_a_scoped_async_session_will_do(async_engine: AsyncEngine) -> None:
+async def test_a_scoped_async_session_is_accepted(async_engine: AsyncEngine) -> None:
     session = async_scoped_session(async_sessionmaker(async_engine), asyncio.current_task)
     await outbox.produce(session, "order.created", 1)
     await session.commit()
@@ -117,11 +117,13 @@ def test_what_is_invalid_is_refused_before_anything_is_written(
         outbox.produce(session, topic, payload, **options)
 
 
-def test_an_unknown_option_and_what_is_no_session_are_refused() -> None:
+def test_an_unknown_option_a_wrong_session_and_a_wrong_engine_are_refused() -> None:
     with pytest.raises(TypeError, match="no option 'on_duplicate'; its options are id, key, delay"):
         outbox.produce(None, "order", 1, on_duplicate="replace")  # type: ignore[call-overload]
     with pytest.raises(InvalidInput, match="None is not a session or connection of SQLAlchemy"):
         outbox.produce(None, "order", 1)  # type: ignore[call-overload]
+    with pytest.raises(InvalidInput, match="'sqlite://' is not an engine of SQLAlchemy"):
+        outbox.relay(None, "sqlite://")  # type: ignore[arg-type]
 
 
 def test_a_payload_over_the_limit_is_refused(engine: Engine) -> None:
@@ -145,7 +147,7 @@ def test_the_tables_join_the_metadata_of_the_application() -> None:
 
 @pytest.mark.parametrize("name", ["a b", 'a"b', "a;b", "Outbox", "x" * 41, "a.b.c", ""])
 def test_a_table_name_that_is_no_plain_name_is_refused(name: str) -> None:
-    with pytest.raises(InvalidInput, match="must consist of small letters"):
+    with pytest.raises(InvalidInput, match="must consist of lowercase letters"):
         outbox.Outbox(table=name)
 
 
@@ -192,6 +194,9 @@ def test_durations_shrink_while_a_row_waits_and_a_time_does_not() -> None:
     assert (late.delay, late.ttl) == (6.0, 56.0)
     late = outgoing_of({**row, "age": 100.0}, 60)
     assert (late.delay, late.ttl) == (0.0, 0.001)
+    row = new_row("t", 1, {"delay": 5.0004, "ttl": 5.0006}, id=None, key=None, max_payload=100)
+    for age in (0.0001, 0.12345, 1.2345, 4.9996, 5.0005):
+        outgoing_of({**row, "age": age}, 60).message(100)  # rounded, it is still valid
     row = new_row("t", 1, {"at": at}, id=None, key=None, max_payload=100)
     assert outgoing_of({**row, "age": 4.0}, 60).at == at.timestamp()
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from sqlalchemy import create_engine, text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from mx_rmq import InvalidInput, MessageQueue, Middleware, State, Worker, outbox
 from mx_rmq.core.events import OutboxMeasured
@@ -173,6 +174,49 @@ async def test_on_postgres_one_relay_sends_at_a_time(
     engine.dispose()
 
 
+@pytest.mark.parametrize("isolation", ["AUTOCOMMIT", "SERIALIZABLE"])
+async def test_a_relay_has_its_own_isolation(
+    postgres: Postgres, tmp_path: Path, mq: MessageQueue, isolation: str
+) -> None:
+    """With that of the engine its lock would end at once, or its transactions would fail."""
+    url = url_of("postgresql+psycopg", postgres, tmp_path)
+    new_engine(url).dispose()
+    engine = create_engine(url, isolation_level=isolation)
+    async_engine = create_async_engine(url, isolation_level=isolation)
+    for each in (engine, async_engine):
+        relay = outbox.relay(mq, each)
+        one, two = await relay._connect(), await relay._connect()
+        for connection, gets_it in ((one, True), (two, False)):
+            (lock,) = await connection.execute(relay._sql.lock, {"idle": "0"})
+            assert lock["locked"] is gets_it
+        assert await one.execute("SHOW transaction_isolation", {}) == [
+            {"transaction_isolation": "read committed"}
+        ]
+        await one.close()
+        await two.close()
+    engine.dispose()
+    await async_engine.dispose()
+
+
+async def test_a_relay_that_cannot_delete_rows_does_not_send_them(
+    mq: MessageQueue, engine: Engine, tmp_path: Path
+) -> None:
+    """They would be sent again and again, and twice when the queue has forgotten their ids."""
+    write(engine, 1)
+    if engine.dialect.name == "sqlite":
+        readonly = create_engine(f"sqlite:///file:{tmp_path}/shop.db?mode=ro&uri=true")
+    else:
+        readonly = create_engine(
+            engine.url, connect_args={"options": "-c default_transaction_read_only=on"}
+        )
+    relay = outbox.relay(mq, readonly)
+    with pytest.raises(DBAPIError, match=r"read-only|readonly"):
+        await relay.step()
+    assert await mq.admin.topics() == []
+    await relay.__aexit__()
+    readonly.dispose()
+
+
 async def test_a_relay_whose_machine_is_gone_loses_its_turn(
     mq: MessageQueue, postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,7 +269,8 @@ async def test_parked_rows_can_be_tried_again_or_discarded(
     mine = outbox.Outbox()
     with engine.begin() as connection:
         connection.execute(text("UPDATE mx_rmq_outbox SET error='why'"))
-        assert mine.retry(connection, "none") == 0
+        assert mine.retry(connection, "none") == mine.retry(connection, "") == 0
+        assert mine.discard(connection, "") == 0  # a variable that is empty is not all rows
         assert mine.retry(connection, second) == 1
         assert mine.discard(connection, first) == 1
         assert [one.id for one in mine.parked(connection)] == [third]
@@ -269,8 +314,33 @@ async def test_a_topic_that_fills_up_on_the_way_takes_the_rest_later(
         relay = outbox.relay(mq, engine)
         ids = write(engine, *range(700))
         await relay.drain()
-        assert await queued(raw) == ids[:500]  # the first call of two
-        assert [row.id for row in rows(engine)] == ids[500:]
+        assert await queued(raw) == ids[:600]
+        assert [row.id for row in rows(engine)] == ids[600:]
+        await relay.__aexit__()
+
+
+@pytest.mark.parametrize("room", [1, 3, 6])
+async def test_a_topic_with_less_room_than_there_are_rows_takes_some(
+    server: Server, raw: Redis, engine: Engine, room: int
+) -> None:
+    """Rows must not wait for room that there will never be."""
+    async with MessageQueue(server.url, max_pending=room) as mq:
+        handled: list[int] = []
+
+        @mq.handler("order")
+        async def handle(payload: int) -> None:
+            handled.append(payload)
+
+        relay = outbox.relay(mq, engine)
+        ids = write(engine, *range(7))
+        await relay.drain()
+        assert await queued(raw) == ids[:room]
+        while rows(engine):
+            await Worker(mq).drain()
+            relay._held.clear()  # as after two seconds
+            assert await relay.step() == 0
+        await Worker(mq).drain()
+        assert handled == [*range(7)]
         await relay.__aexit__()
 
 
@@ -388,6 +458,22 @@ async def test_a_database_without_the_tables_is_an_error_that_is_logged(
     with pytest.raises(OperationalError, match="no such table"):
         await relay.step()
     await relay.__aexit__()
+
+
+async def test_rows_are_sent_although_the_inbox_cannot_be_cleaned(
+    mq: MessageQueue, tmp_path: Path
+) -> None:
+    engine = new_engine(f"sqlite:///{tmp_path}/shop.db")
+    with engine.begin() as connection:
+        connection.execute(text("DROP TABLE mx_rmq_inbox"))
+    relay = outbox.relay(mq, engine)
+    with pytest.raises(OperationalError, match="no such table: mx_rmq_inbox"):
+        await relay.step()
+    write(engine, 1)
+    await relay.drain()
+    assert rows(engine) == []
+    await relay.__aexit__()
+    engine.dispose()
 
 
 async def test_a_worker_runs_a_relay_in_its_lifespan(

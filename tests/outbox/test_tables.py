@@ -84,11 +84,16 @@ async def test_the_rights_in_the_docs_are_enough(mq: MessageQueue, empty: Engine
         connection.execute(text("DROP ROLE app, relay"))
 
 
-async def test_tables_may_have_any_names_and_a_schema(mq: MessageQueue, empty: Engine) -> None:
+@pytest.mark.parametrize(
+    ("schema", "table"), [("shop", "order"), ("s" * 40, "t" * 40)], ids=["short", "long"]
+)
+async def test_tables_may_have_any_names_and_a_schema(
+    mq: MessageQueue, empty: Engine, schema: str, table: str
+) -> None:
     metadata = MetaData()
-    mine = outbox.Outbox(table="shop.order", inbox="shop.user", metadata=metadata)
+    mine = outbox.Outbox(table=f"{schema}.{table}", inbox=f"{schema}.user", metadata=metadata)
     with empty.begin() as connection:
-        connection.execute(text("CREATE SCHEMA shop"))
+        connection.execute(text(f"CREATE SCHEMA {schema}"))
         metadata.create_all(connection)
         mine.produce(connection, "order", 1)
     with empty.connect() as connection, mine.once(delivery(), connection):

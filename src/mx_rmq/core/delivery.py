@@ -69,7 +69,7 @@ class Delivery:
         self.deadline = deadline
         """When the handler times out; None: it has no timeout."""
         self._extend = extend
-        self._once = False  # whether the block of `once` has been committed
+        self._once = False  # whether the block of `once` has begun, and has not failed
         self._progress = progress
         self._steps = steps
 

@@ -10,8 +10,8 @@ from sqlalchemy import text
 
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.text import shown
-from mx_rmq.outbox.in_threads import InThreads, connect_in_thread
 from mx_rmq.outbox.notifications import until_lost, wait_and_read
+from mx_rmq.outbox.threaded_connection import ThreadedConnection, connect_in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,13 +39,39 @@ def session_of(session: Any) -> Any:
 def is_async(session: Any) -> bool:
     """Whether a session, a connection or an engine is async.
 
-    Its class is not asked: who has none that is async may have no greenlet, and cannot import it.
+    No isinstance: importing SQLAlchemy's async classes needs greenlet, which sync code may lack.
     """
     return hasattr(session, "run_sync") or hasattr(session, "sync_engine")
 
 
-def rows_of(connection: Any, sql: str, values: dict[str, Any]) -> list[Row]:
-    """Execute a statement; return its rows. `connection`: or a session."""
+def begin(session: Any) -> object:
+    """Begin a transaction, or join that of a sync session or connection; return it."""
+    if hasattr(session, "get_bind"):
+        connection = session.connection()
+    else:
+        connection = session
+        if not connection.in_transaction():
+            connection.begin()
+    if _commits_each_statement(connection):
+        raise InvalidInput(
+            f"{shown(session)} commits each statement by itself (AUTOCOMMIT): `once` needs "
+            "transactions"
+        )
+    return session.get_transaction()
+
+
+def _commits_each_statement(connection: Connection) -> bool:
+    """Whether the driver does, as far as it tells. A transaction has begun."""
+    pooled = connection.connection
+    if connection.dialect.name != "sqlite":
+        return bool(getattr(pooled.dbapi_connection, "autocommit", False))
+    driver: Any = pooled.driver_connection
+    has_none = getattr(driver, "isolation_level", "") is None
+    return (has_none or getattr(driver, "autocommit", None) is True) and not driver.in_transaction
+
+
+def execute(connection: Any, sql: str, values: dict[str, Any]) -> list[Row]:
+    """Execute a statement on a sync session or connection; return its rows."""
     result = connection.execute(text(sql), values)
     return [dict(row) for row in result.mappings()] if result.returns_rows else []
 
@@ -56,7 +82,15 @@ def for_listening(connection: Connection) -> Any:
     return connection.connection.driver_connection
 
 
-class InLoop:
+def _isolation(engine: Engine | AsyncEngine) -> dict[str, Any]:
+    """The relay's own isolation, whatever the application needs.
+
+    With AUTOCOMMIT its lock would end at once; a higher one would make transactions fail.
+    """
+    return {"isolation_level": "READ COMMITTED"} if engine.dialect.name == "postgresql" else {}
+
+
+class AsyncEngineConnection:
     """A connection of an AsyncEngine."""
 
     def __init__(self, connection: AsyncConnection) -> None:
@@ -64,7 +98,7 @@ class InLoop:
         self._listens = False
 
     async def execute(self, sql: str, values: dict[str, Any]) -> list[Row]:
-        return await self._connection.run_sync(rows_of, sql, values)
+        return await self._connection.run_sync(execute, sql, values)
 
     async def commit(self, *statements: Statement) -> list[Row]:
         rows: list[Row] = []
@@ -89,15 +123,15 @@ class InLoop:
             await self._connection.close()
 
 
-class InBlockingCalls:
-    """A connection of an Engine, for `InThreads`."""
+class EngineConnection:
+    """A connection of an Engine, for `ThreadedConnection`."""
 
     def __init__(self, engine: Engine) -> None:
-        self._connection = engine.connect()
+        self._connection = engine.connect().execution_options(**_isolation(engine))
         self._listens = False
 
     def execute(self, sql: str, values: dict[str, Any]) -> list[Row]:
-        return rows_of(self._connection, sql, values)
+        return execute(self._connection, sql, values)
 
     def commit(self) -> None:
         self._connection.commit()
@@ -112,7 +146,8 @@ class InBlockingCalls:
         return for_listening(self._connection)
 
 
-async def connect(engine: Engine | AsyncEngine) -> InLoop | InThreads:
+async def connect(engine: Engine | AsyncEngine) -> AsyncEngineConnection | ThreadedConnection:
     if is_async(engine):
-        return InLoop(await cast("AsyncEngine", engine).connect())
-    return await connect_in_thread(partial(InBlockingCalls, cast("Engine", engine)))
+        connection = await cast("AsyncEngine", engine).connect()
+        return AsyncEngineConnection(await connection.execution_options(**_isolation(engine)))
+    return await connect_in_thread(partial(EngineConnection, cast("Engine", engine)))

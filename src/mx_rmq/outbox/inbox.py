@@ -8,12 +8,11 @@ that the work is committed.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from mx_rmq.core.delivery import Delivery
 from mx_rmq.core.errors import AlreadyDone, InvalidInput, StaleDelivery
-
-if TYPE_CHECKING:
-    from mx_rmq.core.delivery import Delivery
+from mx_rmq.core.text import shown
 
 
 def once(delivery: Delivery, session: Any, *, using: str | None) -> Any:
@@ -26,11 +25,14 @@ def once(delivery: Delivery, session: Any, *, using: str | None) -> Any:
 
 
 def record_of(delivery: Delivery) -> dict[str, Any]:
-    """Return the values that record a message; refuse a second block of the same delivery."""
+    """Begin the block of a delivery, which may have only one; return the values to record."""
+    if not isinstance(delivery, Delivery):
+        raise InvalidInput(f"{shown(delivery)} is not a delivery: `once` works inside a handler")
     if delivery._once:
         raise InvalidInput(
             f"message {delivery.id} has used `once` already: put all of its work into one block"
         )
+    delivery._once = True  # until the block fails
     subscription = delivery.subscription
     topic = f"{delivery.topic}@{subscription}" if subscription else delivery.topic
     return {"topic": topic, "id": delivery.id, "fence": delivery.fence}

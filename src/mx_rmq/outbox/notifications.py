@@ -1,4 +1,4 @@
-"""How each PostgreSQL driver tells that there is a notification."""
+"""How to wait for PostgreSQL's notifications with each driver."""
 
 from __future__ import annotations
 

@@ -15,7 +15,9 @@ except ImportError as missing:
         f"mx_rmq.outbox needs SQLAlchemy: {how_to_install('sqlalchemy')}"
     ) from missing
 
-from mx_rmq.outbox.connections import connect, is_async, rows_of, session_of
+from mx_rmq.core.errors import InvalidInput
+from mx_rmq.core.text import shown
+from mx_rmq.outbox.connections import connect, execute, is_async, session_of
 from mx_rmq.outbox.once_block import Once
 from mx_rmq.outbox.outbox_relay import DEDUP, KEEP, OutboxRelay
 from mx_rmq.outbox.parked import OutboxCounts, ParkedRow
@@ -105,11 +107,11 @@ class Outbox:
         row = new_row(topic, payload, options, id=id, key=key, max_payload=self.max_payload)
         session = session_of(session)
         if is_async(session):
-            return self._write(session, row)
+            return self._produce_async(session, row)
         self.run(session, self._insert, row)
         return row["id"]
 
-    async def _write(self, session: Any, row: dict[str, str]) -> str:
+    async def _produce_async(self, session: Any, row: dict[str, str]) -> str:
         await session.run_sync(self.run, self._insert, row)
         return row["id"]
 
@@ -126,6 +128,8 @@ class Outbox:
         `dedup`: how long the queue remembers the ids of what was sent. `keep`: how long the inbox
         remembers messages.
         """
+        if not hasattr(engine, "dialect"):
+            raise InvalidInput(f"{shown(engine)} is not an engine of SQLAlchemy")
         statements = self._statements(engine.dialect.name)
         return OutboxRelay(mq, lambda: connect(engine), statements, dedup=dedup, keep=keep)
 
@@ -146,16 +150,16 @@ class Outbox:
 
     def retry(self, connection: Session | Connection, id: str | None = None) -> int:
         """Let the relay try a parked row again, or all of them; return how many."""
-        return len(self.run(connection, "retry", {"id": id or ""}))
+        return len(self.run(connection, "retry", {"id": id}))
 
     def discard(self, connection: Session | Connection, id: str | None = None) -> int:
         """Delete a parked row, or all of them; return how many."""
-        return len(self.run(connection, "discard", {"id": id or ""}))
+        return len(self.run(connection, "discard", {"id": id}))
 
     def run(self, session: Any, statement: str, values: dict[str, Any]) -> list[dict[str, Any]]:
         """Execute a statement in the transaction of a sync session or connection."""
         dialect = session.get_bind().dialect if hasattr(session, "get_bind") else session.dialect
-        return rows_of(session, getattr(self._statements(dialect.name), statement), values)
+        return execute(session, getattr(self._statements(dialect.name), statement), values)
 
 
 def _add_tables(metadata: MetaData, outbox: str, inbox: str) -> None:

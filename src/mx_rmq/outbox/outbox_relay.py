@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 from mx_rmq.core.durations import Seconds, as_seconds
-from mx_rmq.core.errors import InvalidInput, NotConfirmed, PartlyProduced
+from mx_rmq.core.errors import InvalidInput, NotConfirmed, PartlyProduced, QueueFull
 from mx_rmq.core.events import OutboxMeasured
 from mx_rmq.core.text import named
 from mx_rmq.outbox.row import outgoing_of
@@ -70,6 +70,10 @@ class _Result:
     parked: dict[int, str] = field(default_factory=dict)  # with the reason
     failed: BaseException | None = None  # why their topic takes no rows now
 
+    def after(self, first: _Result) -> _Result:
+        """Return what became of some rows, and before that of others."""
+        return _Result(first.sent + self.sent, first.parked | self.parked, self.failed)
+
 
 class OutboxRelay:
     """Sends the rows of an outbox while it is open: `async with OutboxRelay(…):`."""
@@ -119,15 +123,26 @@ class OutboxRelay:
         """Send the next rows; return when to look again, in seconds."""
         async with self._working:
             try:
-                self._connection = connection = self._connection or await self._connect()
+                self._connection = connection = self._connection or await self._connect_to_send()
                 gone = await self._send(connection)
-                await self._measure_and_clean(connection)
+                await self._measure(connection)
+                cleaned = await self._clean(connection)
             except BaseException:
                 lost, self._connection = self._connection, None
                 if lost is not None:
                     await asyncio.shield(lost.close())
                 raise
-        return 0 if gone else POLL
+        return 0 if gone or cleaned == BATCH else POLL
+
+    async def _connect_to_send(self) -> RelayConnection:
+        """Connect, and raise if rows cannot be deleted: they would be sent again and again."""
+        connection = await self._connect()
+        try:
+            await connection.commit((self._sql.delete, {"seqs": "[]"}))
+        except BaseException:
+            await asyncio.shield(connection.close())
+            raise
+        return connection
 
     async def drain(self) -> None:
         """Send every row that can be sent now, as a test needs it."""
@@ -183,14 +198,28 @@ class OutboxRelay:
             stored = [every[place] for place in error.places]
             if isinstance(error.__cause__, InvalidInput):
                 return _Result(stored)  # the next step begins with the row that is refused
+            if isinstance(error.__cause__, QueueFull):
+                gone = {*stored}
+                rest = await self._send_in_halves([row for row in rows if row["seq"] not in gone])
+                return rest.after(_Result(stored))
             self._failures.log(error)
             return _Result(stored, failed=error.__cause__)
         except InvalidInput as error:
             return await self._send_one_by_one(rows, error)
         except Exception as error:  # noqa: BLE001 - middleware may raise anything
+            if isinstance(error, QueueFull) and len(rows) > 1:
+                return await self._send_in_halves(rows)
             self._failures.log(error)
             return _Result(failed=error)
         return _Result(every)
+
+    async def _send_in_halves(self, rows: Sequence[Row]) -> _Result:
+        """Send as many rows as a topic has room for; it has none for all of them."""
+        half = (len(rows) + 1) // 2
+        first = await self._send_topic(rows[:half])
+        if half == len(rows) or len(first.sent) + len(first.parked) < half:
+            return first
+        return (await self._send_topic(rows[half:])).after(first)
 
     async def _send_one_by_one(self, rows: Sequence[Row], error: InvalidInput) -> _Result:
         """Send rows; one is refused with this error. Park that one."""
@@ -208,17 +237,23 @@ class OutboxRelay:
                 break
         return result
 
-    async def _measure_and_clean(self, connection: RelayConnection) -> None:
-        """Report what waits, and forget messages that were recorded long ago."""
+    async def _measure(self, connection: RelayConnection) -> None:
+        """Report what waits."""
         now = time.monotonic()
         if now >= self._measure_at:
             self._measure_at = now + MEASURE_EVERY
             (found,) = await connection.execute(self._sql.count, {})
             await connection.commit()
             measured = found["waiting"], max(0.0, found["oldest"] or 0.0), found["parked"]
-            self._mq.events.emit(OutboxMeasured(self._sql.channel, *measured))
-        if now >= self._clean_at:
-            self._clean_at = now + CLEAN_EVERY
-            cleaned = BATCH
-            while cleaned == BATCH:
-                cleaned = len(await connection.commit((self._sql.clean, {"keep": self._keep})))
+            self._mq.events.emit(OutboxMeasured(self._sql.table, *measured))
+
+    async def _clean(self, connection: RelayConnection) -> int:
+        """Forget some messages that were recorded long ago; return how many."""
+        now = time.monotonic()
+        if now < self._clean_at:
+            return 0
+        self._clean_at = now + CLEAN_EVERY  # also if this fails: rows must not wait for it
+        cleaned = len(await connection.commit((self._sql.clean, {"keep": self._keep})))
+        if cleaned == BATCH:  # the next step goes on
+            self._clean_at = now
+        return cleaned

@@ -98,10 +98,11 @@ def outgoing_of(row: Mapping[str, Any], dedup: float) -> Outgoing:
         dedup=dedup,
         **msgspec.structs.asdict(stored),
     )
+    delay = None if stored.delay is None else max(0.0, round(stored.delay - age, 3))
     return replace(
         outgoing,
-        delay=None if stored.delay is None else max(0.0, stored.delay - age),
-        ttl=None if stored.ttl is None else max(0.001, stored.ttl - age),
+        delay=delay,
+        ttl=None if stored.ttl is None else max(round(stored.ttl - age, 3), (delay or 0) + 0.001),
         retry=None if stored.retry is None else from_dict(stored.retry),
     )
 

@@ -18,6 +18,7 @@ TABLE: Final = re.compile(r"[a-z_][a-z0-9_]{0,39}(\.[a-z_][a-z0-9_]{0,39})?", re
 BATCH: Final = 1_000  # rows that are taken or cleaned up at a time
 BATCH_BYTES: Final = 8 * 1_048_576  # of payloads; one row may exceed it
 COUNTED: Final = 100_000  # rows that are counted at most
+LONGEST_NAME: Final = 63  # bytes that PostgreSQL takes as a name
 
 _NOW: Final = {
     "postgresql": "CAST(extract(epoch FROM clock_timestamp()) AS double precision)",
@@ -31,12 +32,12 @@ _BYTES: Final = {"postgresql": "octet_length(payload)", "sqlite": "length(payloa
 
 
 def check_table(name: str) -> str:
-    """Refuse what is no plain name of a table."""
+    """Refuse anything but a plain table name."""
     if isinstance(name, str) and TABLE.fullmatch(name):
         return name
     raise InvalidInput(
-        f"table {shown(name)} must consist of small letters, digits and _, at most 40 characters, "
-        "perhaps after the name of a schema and a dot"
+        f"table {shown(name)} must consist of lowercase letters, digits and _, at most 40 "
+        "characters, perhaps after a schema and a dot"
     )
 
 
@@ -52,7 +53,8 @@ class Statements:
         if dialect not in _NOW:
             raise InvalidInput(f"the outbox works on PostgreSQL and SQLite, not on {dialect}")
         self.dialect = dialect
-        self.channel = outbox
+        self.table = outbox
+        self.channel = outbox[:LONGEST_NAME]
         """What PostgreSQL notifies when rows are committed."""
         now, each, size = _NOW[dialect], _EACH[dialect], _BYTES[dialect]
         outbox, inbox = _quoted(outbox), _quoted(inbox)
@@ -69,7 +71,7 @@ class Statements:
             self.lock = (
                 "SELECT set_config('idle_in_transaction_session_timeout', :idle, true),"
                 " pg_try_advisory_xact_lock(hashtextextended("
-                f"'mx-rmq ' || current_schema() || ' {self.channel}', 0)) AS locked"
+                f"'mx-rmq ' || current_schema() || ' {self.table}', 0)) AS locked"
             )
         self.take = (
             "SELECT seq, id, topic, payload, options, age FROM ("
@@ -98,10 +100,11 @@ class Statements:
         )
         self.retry = (
             f"UPDATE {outbox} SET error = NULL WHERE error IS NOT NULL"
-            " AND (id = :id OR :id = '') RETURNING id"
+            " AND (id = :id OR CAST(:id AS varchar) IS NULL) RETURNING id"
         )
         self.discard = (
-            f"DELETE FROM {outbox} WHERE error IS NOT NULL AND (id = :id OR :id = '') RETURNING id"
+            f"DELETE FROM {outbox} WHERE error IS NOT NULL"
+            " AND (id = :id OR CAST(:id AS varchar) IS NULL) RETURNING id"
         )
         self.record = (
             f"INSERT INTO {inbox} (topic, id, fence, done_at)"

@@ -19,12 +19,13 @@ except ImportError as missing:
 
     raise ImportError(f"mx_rmq.outbox.django needs Django: {how_to_install('django')}") from missing
 
+from mx_rmq.core.errors import InvalidInput
 from mx_rmq.outbox.django.database import DjangoConnection, execute
-from mx_rmq.outbox.in_threads import connect_in_thread
 from mx_rmq.outbox.inbox import already_done, record_of
 from mx_rmq.outbox.outbox_relay import DEDUP, KEEP, OutboxRelay
 from mx_rmq.outbox.row import MAX_PAYLOAD, OutboxOptions, new_row
 from mx_rmq.outbox.statements import Statements
+from mx_rmq.outbox.threaded_connection import connect_in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,13 +76,22 @@ def relay(
 @contextmanager
 def once(delivery: Delivery, *, using: str = "default") -> Iterator[None]:
     """Commit the work of a message once: the same as `delivery.once(using=…)`."""
-    record, sql = record_of(delivery), _sql(using)
-    with transaction.atomic(using=using):
-        if not execute(connections[using], sql.record, record):
-            del record["fence"]
-            raise already_done(delivery, execute(connections[using], sql.fence, record))
-        yield
-    delivery._once = True
+    connection, sql = connections[using], _sql(using)
+    if not connection.in_atomic_block and not connection.get_autocommit():
+        raise InvalidInput(
+            f"database {using!r} does not commit at the end of `atomic` (AUTOCOMMIT is off), so "
+            "`once` cannot be used with it"
+        )
+    record = record_of(delivery)
+    try:
+        with transaction.atomic(using=using):
+            if not execute(connection, sql.record, record):
+                del record["fence"]
+                raise already_done(delivery, execute(connection, sql.fence, record))
+            yield
+    except BaseException:
+        delivery._once = False
+        raise
 
 
 def _sql(using: str) -> Statements:

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
 _NAME: Final = re.compile(r":([a-z]+)")
+NOT_OURS: Final = ("isolation_level", "pool")
+"""Options of the application that its relay does without: it relies on READ COMMITTED, and a
+connection that listens must not go back to a pool."""
 
 
 @cache
@@ -33,10 +36,13 @@ def execute(
 
 
 class DjangoConnection:
-    """A connection beside those of the threads, for `InThreads`."""
+    """A connection beside those of the threads, for `ThreadedConnection`."""
 
     def __init__(self, using: str) -> None:
         self._connection = connections.create_connection(using)
+        settings = self._connection.settings_dict
+        options = {one: value for one, value in settings["OPTIONS"].items() if one not in NOT_OURS}
+        self._connection.settings_dict = {**settings, "OPTIONS": options}
         self._connection.inc_thread_sharing()
         self._connection.set_autocommit(False)
 

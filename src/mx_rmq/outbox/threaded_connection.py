@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class SyncConnection(Protocol):
-    """What a database library must be able to do."""
+    """What `ThreadedConnection` needs of a sync connection."""
 
     def execute(self, sql: str, values: dict[str, Any]) -> list[Row]: ...
 
@@ -31,8 +31,8 @@ class SyncConnection(Protocol):
         """Execute each statement by itself from now on; return the driver's connection."""
 
 
-class InThreads:
-    """A connection of a relay on a sync one."""
+class ThreadedConnection:
+    """The connection of a relay, on top of a sync one."""
 
     def __init__(self, connection: SyncConnection) -> None:
         self._connection = connection
@@ -69,11 +69,11 @@ class InThreads:
         return await in_thread(alone)
 
 
-async def connect_in_thread(connect: Callable[[], SyncConnection]) -> InThreads:
+async def connect_in_thread(connect: Callable[[], SyncConnection]) -> ThreadedConnection:
     """Connect in a thread. If the caller is cancelled meanwhile, the connection is closed."""
     connecting = asyncio.ensure_future(in_thread(connect))
     try:
-        return InThreads(await asyncio.shield(connecting))
+        return ThreadedConnection(await asyncio.shield(connecting))
     except asyncio.CancelledError:
         connecting.add_done_callback(_close)
         raise
