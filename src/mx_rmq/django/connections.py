@@ -1,7 +1,7 @@
-"""Database connections around handlers, as Django keeps them around requests.
+"""Closes old database connections around handlers, as Django does around requests.
 
-A connection belongs to a thread. Workers keep their threads for long, so a connection that is older
-than CONN_MAX_AGE, or that the database has closed, must not meet the next message.
+A connection belongs to a thread, and a worker's threads live long. So the next handler must not get
+one that is older than CONN_MAX_AGE, or that the database has closed.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from mx_rmq.core.delivery import Delivery
     from mx_rmq.core.middleware import Handle, HandleBatch
 
-EVERY: Final = 1.0  # seconds between two looks at the connections that async handlers share
+CHECK_EVERY: Final = 1.0  # seconds, for the connections that async handlers share
 
 
 def close_old_connections() -> None:
-    """Close the connections of this thread that are broken or too old.
+    """Close this thread's connections that are broken or too old, unless in a transaction.
 
-    Not those in a transaction, which Django's function of this name would close: in a TestCase, a
-    handler runs in the transaction of the test.
+    Django's function of this name closes those, too. But in a TestCase, a handler runs in the
+    transaction of the test.
     """
     for connection in connections.all(initialized_only=True):
         if not connection.in_atomic_block:
@@ -49,19 +49,19 @@ def fresh_connections() -> Iterator[None]:
 class FreshConnections(Middleware):
     """Closes old connections of the thread in which all async handlers use the ORM.
 
-    Once per second, and after every failed handler: so the retry of one that lost its connection
-    gets a new one.
+    It checks them once per second, and after every failed handler, so that its retry gets a new
+    one if the connection was lost.
     """
 
     def __init__(self) -> None:
-        self._looked = 0.0
+        self._checked = 0.0
 
     async def handle(self, delivery: Delivery, call_next: Handle) -> Any:
-        await self._look()
+        await self._check()
         return await self._around(call_next(delivery))
 
     async def handle_batch(self, batch: Batch, call_next: HandleBatch) -> Any:
-        await self._look()
+        await self._check()
         return await self._around(call_next(batch))
 
     async def _around(self, handling: Awaitable[Any]) -> Any:
@@ -73,8 +73,8 @@ class FreshConnections(Middleware):
         await sync_to_async(close_old_connections)()
         raise error
 
-    async def _look(self) -> None:
+    async def _check(self) -> None:
         now = time.monotonic()
-        if now - self._looked >= EVERY:
-            self._looked = now
+        if now - self._checked >= CHECK_EVERY:
+            self._checked = now
             await sync_to_async(close_old_connections)()

@@ -1,8 +1,8 @@
-"""The dashboard as a view of Django, under WSGI and ASGI.
+"""The dashboard as a Django view, for staff, under WSGI and ASGI.
 
-The dashboard is an ASGI application. It lives in the background loop of `mq.sync`, where the queue
-is open. The view hands it the request and returns what it answers. Django decides who may: staff.
-Forms are checked by the dashboard, which has its own tokens, so Django's are not asked for.
+The dashboard is an ASGI application. It runs in the background loop of `mq.sync`, where the queue
+is open. The view passes the request on and returns the response. Forms carry the dashboard's own
+tokens, which it checks itself, so the view is exempt from Django's.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ AGAIN: Final = b'event: again\ndata: {"after": 3000}\n\n'
 
 @csrf_exempt
 async def dashboard(request: HttpRequest, path: str = "") -> HttpResponseBase:
-    """Answer a request to the dashboard, if its user is staff."""
+    """Answer a request to the dashboard if the user is staff."""
     if not hasattr(request, "auser"):
         raise ImproperlyConfigured(
             "the dashboard of mx-rmq needs django.contrib.auth.middleware.AuthenticationMiddleware"
@@ -71,7 +71,7 @@ async def dashboard(request: HttpRequest, path: str = "") -> HttpResponseBase:
 
 
 def _login_url() -> str:
-    """Return the sign-in page of the admin site, else that of the project."""
+    """Return the sign-in page of the admin site; without one, LOGIN_URL."""
     try:
         return reverse("admin:login")
     except NoReverseMatch:
@@ -114,13 +114,13 @@ def _with_head(response: HttpResponseBase, head: Message) -> HttpResponseBase:
 
 
 class _Dashboards:
-    """The dashboard of the queue that is open in the background loop of this process."""
+    """Keeps one dashboard for the queue that is open in this process's background loop."""
 
     def __init__(self) -> None:
         self._latest: Dashboard | None = None
 
     def of(self, mq: MessageQueue) -> Dashboard:
-        """Return it; a new one if the queue was opened again, for example after a fork."""
+        """Return the dashboard; a new one if the queue was reopened, for example after a fork."""
         if self._latest is None or self._latest.parts.mq is not mq:
             secret = salted_hmac("mx_rmq.django.dashboard", "forms", algorithm="sha256")
             self._latest = Dashboard(mq, authorize=_operator, secret=secret.hexdigest())
@@ -203,5 +203,5 @@ class _Exchange:
         if self._body is not None:
             body, self._body = self._body, None
             return {"type": "http.request", "body": body, "more_body": False}
-        await asyncio.Event().wait()  # it is cancelled when the client is gone
+        await asyncio.Event().wait()  # until `end` cancels it
         raise AssertionError("unreachable")

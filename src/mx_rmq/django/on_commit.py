@@ -26,12 +26,12 @@ def produce_on_commit(
     key: str | None = None,
     **options: Unpack[ProduceOptions],
 ) -> None:
-    """Produce once the transaction of this thread has committed; not at all if it rolls back.
+    """Produce when this thread's transaction commits; never if it rolls back.
 
-    `using` and `robust` are those of Django's `transaction.on_commit`; the rest is the same as for
-    `mq.produce`. It is checked now, and the payload is taken as it is now. Without a transaction it
-    is produced at once. If the process dies, or Redis is away, between the commit and the produce,
-    there is no message: where that must not happen, use an outbox.
+    `using` and `robust` are those of Django's `transaction.on_commit`, the rest is the same as for
+    `mq.produce`. Everything is checked now, and the payload is copied now. Without a transaction,
+    produce at once. If the process dies or Redis is away right after the commit, the message is
+    lost. Where that must not happen, use an outbox.
     """
     mq = shared_queue()
     outgoing = Outgoing.of(check_topic(topic), payload, options, id=id, key=key)

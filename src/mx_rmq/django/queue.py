@@ -2,8 +2,8 @@
 
 A Django process has many threads and event loops that come and go: under WSGI, an async view gets a
 new loop for each request. So the queue is not opened in them. A call, from any thread or loop, runs
-in the one background loop of `mq.sync`: opened by the first call, opened again after
-a fork, closed when the process ends. Only a worker opens it in its own loop.
+in the one background loop of `mq.sync`. The first call opens the queue there, a forked child opens
+it again, and it is closed when the process ends. Only a worker opens it in its own loop.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 import threading
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
@@ -24,7 +24,7 @@ from mx_rmq.queue import MessageQueue
 from mx_rmq.settings import QueueOptions, WorkerSettings
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
     from datetime import datetime
 
     from mx_rmq.core.durations import Seconds
@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from mx_rmq.core.status import Status
     from mx_rmq.runtime.producer import Producer
 
-OPTIONS = ("url", *QueueOptions.__annotations__, "middleware", "lifespan")
+T = TypeVar("T")
+
+OPTIONS: Final = ("url", *QueueOptions.__annotations__, "middleware", "lifespan")
 
 
 class DjangoQueue(MessageQueue):
@@ -48,10 +50,8 @@ class DjangoQueue(MessageQueue):
         **options: Unpack[ProduceOptions],
     ) -> str:
         """Produce a message and return its id. Once this returns, the message is not lost."""
-        if self._is_open_here:
-            return await super().produce(topic, payload, id=id, key=key, **options)
-        return await self.sync.acall(
-            lambda mq: mq.produce(topic, payload, id=id, key=key, **options)
+        return await self._call(
+            lambda mq: MessageQueue.produce(mq, topic, payload, id=id, key=key, **options)
         )
 
     async def produce_many(
@@ -64,10 +64,8 @@ class DjangoQueue(MessageQueue):
         **options: Unpack[ProduceOptions],
     ) -> list[str]:
         """Produce many messages of one topic, in order, and return their ids."""
-        if self._is_open_here:
-            return await super().produce_many(topic, payloads, ids=ids, keys=keys, **options)
-        return await self.sync.acall(
-            lambda mq: mq.produce_many(topic, payloads, ids=ids, keys=keys, **options)
+        return await self._call(
+            lambda mq: MessageQueue.produce_many(mq, topic, payloads, ids=ids, keys=keys, **options)
         )
 
     async def reschedule(
@@ -79,15 +77,13 @@ class DjangoQueue(MessageQueue):
         at: datetime | float | None = None,
     ) -> bool:
         """Give a pending or delayed message another due time."""
-        if self._is_open_here:
-            return await super().reschedule(topic, id, delay=delay, at=at)
-        return await self.sync.acall(lambda mq: mq.reschedule(topic, id, delay=delay, at=at))
+        return await self._call(
+            lambda mq: MessageQueue.reschedule(mq, topic, id, delay=delay, at=at)
+        )
 
     async def signal(self, topic: str, id: str, name: str, value: Any = None) -> bool:
         """Send a signal to a message, for its handler's `delivery.wait(name)`."""
-        if self._is_open_here:
-            return await super().signal(topic, id, name, value)
-        return await self.sync.acall(lambda mq: mq.signal(topic, id, name, value))
+        return await self._call(lambda mq: MessageQueue.signal(mq, topic, id, name, value))
 
     async def result(
         self,
@@ -98,21 +94,19 @@ class DjangoQueue(MessageQueue):
         type: Any = Any,
     ) -> Any:
         """Wait until a message has completed; return what its handler returned, as `type`."""
-        if self._is_open_here:
-            return await super().result(topic, id, timeout=timeout, type=type)
-        return await self.sync.acall(lambda mq: mq.result(topic, id, timeout=timeout, type=type))
+        return await self._call(
+            lambda mq: MessageQueue.result(mq, topic, id, timeout=timeout, type=type)
+        )
 
     async def status(self, topic: str, id: str) -> Status | None:
         """Return where a message is; None: nothing is known of it."""
-        if self._is_open_here:
-            return await super().status(topic, id)
-        return await self.sync.acall(lambda mq: mq.status(topic, id))
+        return await self._call(lambda mq: MessageQueue.status(mq, topic, id))
 
     def watch(self, topic: str, id: str) -> AsyncGenerator[Status, None]:
         """Yield where a message is, now and after every change, until it has ended."""
-        return super().watch(topic, id) if self._is_open_here else self._watch_there(topic, id)
+        return super().watch(topic, id) if self._is_open_here else self._watch_elsewhere(topic, id)
 
-    async def _watch_there(self, topic: str, id: str) -> AsyncGenerator[Status, None]:
+    async def _watch_elsewhere(self, topic: str, id: str) -> AsyncGenerator[Status, None]:
         watching: AsyncGenerator[Status, None] | None = None
 
         async def next_one(mq: MessageQueue) -> Status | None:
@@ -131,12 +125,16 @@ class DjangoQueue(MessageQueue):
             await self.sync.acall(leave)
             raise
 
+    async def _call(self, method: Callable[[MessageQueue], Awaitable[T]]) -> T:
+        """Call a method where the queue is open: in this event loop, or in that of mq.sync."""
+        return await (method(self) if self._is_open_here else self.sync.acall(method))
+
     @property
     def _is_open_here(self) -> bool:
         """Whether the running event loop has opened it: that of a worker, or of mq.sync."""
         return self._loop is not None and self._loop is asyncio.get_running_loop()
 
-    def _open_producer(self) -> Producer:
+    def _open_producer(self) -> Producer:  # what every other method needs
         try:
             return super()._open_producer()
         except (NotOpen, RuntimeError):
@@ -148,7 +146,7 @@ class DjangoQueue(MessageQueue):
 
 
 def queue_from(given: Any, **overrides: Any) -> DjangoQueue:
-    """Return a queue from the value of settings.MX_RMQ; overrides that are None do not count."""
+    """Return a queue made from settings.MX_RMQ. Overrides that are None are ignored."""
     if not isinstance(given, Mapping):  # not shown: it may be a URL with a password
         raise ImproperlyConfigured(
             f"settings.MX_RMQ is of type {type(given).__name__}, not a dict of the options of "
@@ -188,7 +186,7 @@ def _check_name(name: Any) -> None:
 
 
 def _imported(option: str, value: Any) -> Any:
-    """Return what a dotted path names, or the value itself if it is none."""
+    """Import a dotted path; return anything else as it is."""
     if not isinstance(value, str):
         return value
     try:
@@ -212,7 +210,7 @@ class _Shared:
         with self._lock:
             if self._mq is None:
                 self._mq = queue_from(getattr(settings, "MX_RMQ", {}))
-                _ = self._mq.sync  # made once, before any thread asks for it
+                _ = self._mq.sync  # creates it under the lock
             return self._mq
 
 

@@ -18,8 +18,8 @@ from mx_rmq.django.task_api import (
     TaskResultStatus,
     task_enqueued,
 )
-from mx_rmq.django.task_call import TaskCall, call_of, due_time
-from mx_rmq.django.task_results import read, result_of
+from mx_rmq.django.task_call import TaskCall, with_zone
+from mx_rmq.django.task_results import read_task, result_of
 from mx_rmq.django.task_topics import declare, topic_of
 
 if TYPE_CHECKING:
@@ -47,14 +47,9 @@ class TaskBackend(BaseTaskBackend):
     def enqueue(
         self, task: Task[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> TaskResult[Any]:
-        """Enqueue a task now. After the commit: `transaction.on_commit(partial(task.enqueue))`."""
-        result, call = self._new(task, args, kwargs)
-        id = shared_queue().sync.produce(
-            topic_of(self.alias, task.queue_name),
-            call,
-            priority=_priority(task.priority),
-            at=due_time(task.run_after),
-        )
+        """Enqueue a task now, without waiting for the transaction to commit."""
+        result, message = self._new(task, args, kwargs)
+        id = shared_queue().sync.produce(**message)
         object.__setattr__(result, "id", id)
         task_enqueued.send_robust(type(self), task_result=result)
         return result
@@ -63,21 +58,18 @@ class TaskBackend(BaseTaskBackend):
         self, task: Task[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> TaskResult[Any]:
         """Enqueue a task from async code."""
-        result, call = self._new(task, args, kwargs)
-        id = await shared_queue().produce(
-            topic_of(self.alias, task.queue_name),
-            call,
-            priority=_priority(task.priority),
-            at=due_time(task.run_after),
-        )
+        result, message = self._new(task, args, kwargs)
+        id = await shared_queue().produce(**message)
         object.__setattr__(result, "id", id)
         await task_enqueued.asend_robust(type(self), task_result=result)
         return result
 
     def _new(
         self, task: Task[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> tuple[TaskResult[Any], TaskCall]:
+    ) -> tuple[TaskResult[Any], dict[str, Any]]:
+        """Return a result without an id, and the arguments of `produce`."""
         self.validate_task(task)
+        due = with_zone(task.run_after)
         result: TaskResult[Any] = TaskResult(
             task=task,
             id="",
@@ -92,7 +84,19 @@ class TaskBackend(BaseTaskBackend):
             errors=[],
             worker_ids=[],
         )
-        return result, call_of(task, result.args, result.kwargs)
+        call = TaskCall(
+            task=task.module_path,
+            args=result.args,
+            kwargs=result.kwargs,
+            priority=task.priority,
+            run_after=due,
+        )
+        return result, {
+            "topic": topic_of(self.alias, task.queue_name),
+            "payload": call,
+            "priority": _priority(task.priority),
+            "at": due,
+        }
 
     def get_result(self, result_id: str) -> TaskResult[Any]:
         """Return a task's result, or raise TaskResultDoesNotExist."""
@@ -104,13 +108,13 @@ class TaskBackend(BaseTaskBackend):
 
     async def _find(self, mq: MessageQueue, id: str) -> TaskResult[Any]:
         for queue in sorted(self.queues, key=lambda name: (name != "default", name)):
-            found = await read(mq, topic_of(self.alias, queue), id)
+            found = await read_task(mq, topic_of(self.alias, queue), id)
             if found is not None:
                 return result_of(found, alias=self.alias, queue=queue)
         raise TaskResultDoesNotExist(id)
 
     def check(self, **kwargs: Any) -> Iterable[checks.CheckMessage]:
-        """Report what would keep a worker from running tasks."""
+        """Report a missing app, without which no worker would run tasks."""
         if not apps.is_installed("mx_rmq.django"):
             yield checks.Error(
                 "the Tasks backend mx_rmq.django.TaskBackend needs its app",
@@ -120,7 +124,7 @@ class TaskBackend(BaseTaskBackend):
 
 
 def _priority(number: int) -> Priority:
-    """Return one of our three priorities for one of Django's, -100 to 100."""
+    """Map Django's priorities, -100 to 100, to our three."""
     if number == 0:
         return Priority.NORMAL
     return Priority.HIGH if number > 0 else Priority.LOW

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inspect import iscoroutinefunction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from django.utils import timezone
@@ -21,20 +21,17 @@ from mx_rmq.django.task_api import (
     task_finished,
     task_started,
 )
-from mx_rmq.django.task_call import TaskCall, due_time, task_of
+from mx_rmq.django.task_call import TaskCall, task_of, with_zone
 from mx_rmq.django.task_results import (
     Finished,
     TaskMessage,
     error_of,
     errors_of,
-    read,
+    read_task,
     time_of,
     workers_of,
 )
 from mx_rmq.runtime import current
-
-if TYPE_CHECKING:
-    from datetime import datetime
 
 
 class TaskHandler:
@@ -114,15 +111,15 @@ class _Attempt:
         return Finished(
             call=self._call,
             value=value,
-            started_at=_with_zone(result.started_at),
-            attempted_at=_with_zone(result.last_attempted_at),
-            finished_at=_with_zone(result.finished_at),
+            started_at=with_zone(result.started_at),
+            attempted_at=with_zone(result.last_attempted_at),
+            finished_at=with_zone(result.finished_at),
             errors=[(one.exception_class_path, one.traceback) for one in result.errors],
             workers=result.worker_ids,
         )
 
     def _failed(self, error: Exception) -> bool:
-        """Note a failed attempt; return whether there will be no other."""
+        """Return whether this was the last attempt; if so, mark the result as failed."""
         view = self._earlier.view if self._earlier else None
         message = Message(
             v=VERSION,
@@ -142,13 +139,6 @@ class _Attempt:
         return True
 
 
-def _with_zone(at: datetime | None) -> datetime:
-    aware = due_time(at)
-    if aware is None:
-        raise AssertionError("a task that was run has all its times")
-    return aware
-
-
 def _read_earlier(delivery: Delivery) -> TaskMessage | None:
-    """Read what earlier attempts have left."""
-    return shared_queue().sync.call(lambda mq: read(mq, delivery.topic, delivery.id))
+    """Read what is known of the earlier attempts."""
+    return shared_queue().sync.call(lambda mq: read_task(mq, delivery.topic, delivery.id))

@@ -18,8 +18,8 @@ from mx_rmq.django.queue import queue_from
 
 TARGET: Final = "mx_rmq.django:mq"
 HINT: Final = "declare one with @mq.handler(topic) in handlers.py of an app in INSTALLED_APPS"
-OF_DJANGO: Final = ("--settings", "--pythonpath")
-"""Django has obeyed them before it calls us. Only before the name of the command."""
+DJANGO_OPTIONS: Final = ("--settings", "--pythonpath")
+"""Django has applied these before it calls us. They stand before the name of our command."""
 
 
 class Command(BaseCommand):
@@ -31,7 +31,7 @@ class Command(BaseCommand):
     def run_from_argv(self, argv: list[str]) -> None:
         program = [sys.executable, *argv[:2]]
         words = argv[2:]
-        while words and words[0].partition("=")[0] in OF_DJANGO:
+        while words and words[0].partition("=")[0] in DJANGO_OPTIONS:
             taken = 1 if "=" in words[0] else 2
             program += words[:taken]
             words = words[taken:]
@@ -54,7 +54,7 @@ def _run(words: list[str], program: list[str], name: str) -> None:
 
 
 def _modules() -> list[str]:
-    """Return the apps and the settings of this project, not apps that are installed as packages."""
+    """Return the project's own apps, which are not installed as packages, and its settings."""
     installed = {"site-packages", "dist-packages"}
     names = [
         one.name
