@@ -1,8 +1,8 @@
 """Compare our Tasks backend with others, on Django 6: `python -m bench.django_tasks [NAME …]`.
 
-For each: a worker with its defaults gets 20 tasks of 0.2 to 1.2 s, is killed with SIGKILL when half
-of them are done, and another one is started. Then: how many tasks one process enqueues per
-second.
+For each, a worker with its defaults gets 20 tasks of 0.2 to 1.2 s. When half of them are done, it
+is killed with SIGKILL, and another one is started. Then one process enqueues tasks, as fast as it
+can.
 """
 
 from __future__ import annotations
