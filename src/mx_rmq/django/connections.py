@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mx_rmq.core.delivery import Delivery
     from mx_rmq.core.middleware import Handle, HandleBatch
 
-CHECK_EVERY: Final = 1.0  # seconds, for the connections that async handlers share
+EVERY: Final = 1.0  # seconds between two looks at the connections that async handlers share
 
 
 def close_old_connections() -> None:
@@ -49,19 +49,19 @@ def fresh_connections() -> Iterator[None]:
 class FreshConnections(Middleware):
     """Closes old connections of the thread in which all async handlers use the ORM.
 
-    It checks them once per second, and after every failed handler, so that its retry gets a new
-    one if the connection was lost.
+    Once per second, and after every failed handler: so the retry of one that lost its connection
+    gets a new one.
     """
 
     def __init__(self) -> None:
-        self._checked = 0.0
+        self._looked = 0.0
 
     async def handle(self, delivery: Delivery, call_next: Handle) -> Any:
-        await self._check()
+        await self._look()
         return await self._around(call_next(delivery))
 
     async def handle_batch(self, batch: Batch, call_next: HandleBatch) -> Any:
-        await self._check()
+        await self._look()
         return await self._around(call_next(batch))
 
     async def _around(self, handling: Awaitable[Any]) -> Any:
@@ -73,8 +73,8 @@ class FreshConnections(Middleware):
         await sync_to_async(close_old_connections)()
         raise error
 
-    async def _check(self) -> None:
+    async def _look(self) -> None:
         now = time.monotonic()
-        if now - self._checked >= CHECK_EVERY:
-            self._checked = now
+        if now - self._looked >= EVERY:
+            self._looked = now
             await sync_to_async(close_old_connections)()

@@ -104,9 +104,9 @@ class DjangoQueue(MessageQueue):
 
     def watch(self, topic: str, id: str) -> AsyncGenerator[Status, None]:
         """Yield where a message is, now and after every change, until it has ended."""
-        return super().watch(topic, id) if self._is_open_here else self._watch_elsewhere(topic, id)
+        return super().watch(topic, id) if self._is_open_here else self._watch_there(topic, id)
 
-    async def _watch_elsewhere(self, topic: str, id: str) -> AsyncGenerator[Status, None]:
+    async def _watch_there(self, topic: str, id: str) -> AsyncGenerator[Status, None]:
         watching: AsyncGenerator[Status, None] | None = None
 
         async def next_one(mq: MessageQueue) -> Status | None:
@@ -134,7 +134,7 @@ class DjangoQueue(MessageQueue):
         """Whether the running event loop has opened it: that of a worker, or of mq.sync."""
         return self._loop is not None and self._loop is asyncio.get_running_loop()
 
-    def _open_producer(self) -> Producer:  # what every other method needs
+    def _open_producer(self) -> Producer:
         try:
             return super()._open_producer()
         except (NotOpen, RuntimeError):
@@ -210,7 +210,7 @@ class _Shared:
         with self._lock:
             if self._mq is None:
                 self._mq = queue_from(getattr(settings, "MX_RMQ", {}))
-                _ = self._mq.sync  # creates it under the lock
+                _ = self._mq.sync  # made once, before any thread asks for it
             return self._mq
 
 

@@ -114,7 +114,7 @@ class TaskBackend(BaseTaskBackend):
         raise TaskResultDoesNotExist(id)
 
     def check(self, **kwargs: Any) -> Iterable[checks.CheckMessage]:
-        """Report a missing app, without which no worker would run tasks."""
+        """Report what would keep a worker from running tasks."""
         if not apps.is_installed("mx_rmq.django"):
             yield checks.Error(
                 "the Tasks backend mx_rmq.django.TaskBackend needs its app",
