@@ -143,9 +143,13 @@ def test_views_produce_and_wait_while_a_worker_works(server: str, project: Proje
 
 def test_workers_close_old_connections_and_a_killed_one_loses_no_task(project: Project) -> None:
     mq = MessageQueue(project.environment["SHOP_REDIS"])
-    with project.worker("--processes", "2", "--concurrency", "1") as worker:
+    with project.worker("--processes", "2", "--concurrency", "2") as worker:
+        exported = mq.sync.produce("export", None)
+        for _ in range(4):
+            mq.sync.result("transaction", mq.sync.produce("transaction", None), timeout=30)
         ids = [mq.sync.produce("connection", None) for _ in range(6)]
         assert {mq.sync.result("connection", id, timeout=30)[1] for id in ids} == {0}
+        assert mq.sync.result("export", exported, timeout=30) == 101
         id = mq.sync.produce("tasks:default", {"task": f"{SHOP}.tasks.crash_once"})
         worker.until_told("was killed by signal 9")
         done = mq.sync.result("tasks:default", id, timeout=30)

@@ -16,7 +16,7 @@ from django.db import connections
 from mx_rmq.core.middleware import Middleware
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator
 
     from mx_rmq.core.batch import Batch
     from mx_rmq.core.delivery import Delivery
@@ -36,6 +36,28 @@ def close_old_connections() -> None:
             connection.close_if_unusable_or_obsolete()
 
 
+def drop_open_transactions() -> None:
+    """Drop connections of this thread that are in a transaction which nothing will end.
+
+    A handler left it open, or was interrupted right when it began or ended. What later messages
+    write would never be committed.
+    """
+    for connection in connections.all(initialized_only=True):
+        if connection.in_atomic_block:
+            connection.close()
+            del connections[connection.alias]
+
+
+def close_broken_connections() -> None:
+    """Close the connections of this thread that the database has closed, however old they are."""
+    for connection in connections.all(initialized_only=True):
+        if connection.errors_occurred and not connection.in_atomic_block:
+            if connection.is_usable():
+                connection.errors_occurred = False
+            else:
+                connection.close()
+
+
 @contextmanager
 def fresh_connections() -> Iterator[None]:
     """Close old connections of this thread before and after a plain handler."""
@@ -43,6 +65,7 @@ def fresh_connections() -> Iterator[None]:
     try:
         yield
     finally:
+        drop_open_transactions()
         close_old_connections()
 
 
@@ -50,31 +73,37 @@ class FreshConnections(Middleware):
     """Closes old connections of the thread in which all async handlers use the ORM.
 
     Once per second, and after every failed handler: so the retry of one that lost its connection
-    gets a new one.
+    gets a new one. While other handlers run, one may be reading rows, and only broken connections
+    are closed.
     """
 
     def __init__(self) -> None:
         self._looked = 0.0
+        self._running = 0
 
     async def handle(self, delivery: Delivery, call_next: Handle) -> Any:
-        await self._look()
-        return await self._around(call_next(delivery))
+        return await self._around(lambda: call_next(delivery))
 
     async def handle_batch(self, batch: Batch, call_next: HandleBatch) -> Any:
-        await self._look()
-        return await self._around(call_next(batch))
+        return await self._around(lambda: call_next(batch))
 
-    async def _around(self, handling: Awaitable[Any]) -> Any:
+    async def _around(self, handle: Callable[[], Awaitable[Any]]) -> Any:
+        self._running += 1
         try:
-            return await handling
-        except Exception as raised:  # noqa: BLE001 - it is raised again
-            error = raised
-        # Not while the error is handled: sync_to_async would add its frames to the traceback.
-        await sync_to_async(close_old_connections)()
-        raise error
+            now = time.monotonic()
+            if now - self._looked >= EVERY:
+                self._looked = now
+                await self._close()
+            try:
+                return await handle()
+            except Exception as raised:  # noqa: BLE001 - it is raised again
+                error = raised
+            # Not while the error is handled: sync_to_async would add its frames to the traceback.
+            await self._close()
+            raise error
+        finally:
+            self._running -= 1
 
-    async def _look(self) -> None:
-        now = time.monotonic()
-        if now - self._looked >= EVERY:
-            self._looked = now
-            await sync_to_async(close_old_connections)()
+    async def _close(self) -> None:
+        others = self._running > 1
+        await sync_to_async(close_broken_connections if others else close_old_connections)()

@@ -53,7 +53,7 @@ async def dashboard(request: HttpRequest, path: str = "") -> HttpResponseBase:
         if user.is_authenticated:
             raise PermissionDenied("the dashboard of mx-rmq is for staff")
         return redirect_to_login(request.get_full_path(), _login_url())
-    exchange = _Exchange(_scope(request, path, user.get_username()), request.body)
+    exchange = _Exchange(_scope(request, path, str(user.get_username())), request.body)
     sync = shared_queue().sync
     streams = isinstance(request, ASGIRequest)
     response, body = await sync.acall(lambda mq: exchange.begin(_dashboards.of(mq), streams))

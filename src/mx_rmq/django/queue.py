@@ -207,11 +207,13 @@ class _Shared:
         self._mq: DjangoQueue | None = None
 
     def get(self) -> DjangoQueue:
-        with self._lock:
-            if self._mq is None:
-                self._mq = queue_from(getattr(settings, "MX_RMQ", {}))
-                _ = self._mq.sync  # made once, before any thread asks for it
-            return self._mq
+        if self._mq is None:  # else no lock: a process may fork while another thread has it
+            with self._lock:
+                if self._mq is None:
+                    mq = queue_from(getattr(settings, "MX_RMQ", {}))
+                    _ = mq.sync  # made once, before any thread asks for it
+                    self._mq = mq
+        return self._mq
 
 
 shared_queue = _Shared().get

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import datetime
 from typing import Any
 
 import msgspec
+from django.apps import apps
 from django.conf import settings
 from django.utils import timezone
 from django.utils.module_loading import import_string
@@ -34,8 +36,27 @@ def django_time(at: datetime | None) -> datetime | None:
     return at if at is None or settings.USE_TZ else timezone.make_naive(at)
 
 
+def check_module(path: str) -> None:
+    """Refuse to import a module just because a message names it: importing runs code.
+
+    Only modules of the project and its apps are imported, and those that already are.
+    """
+    module = path.rpartition(".")[0]
+    project = [getattr(settings, name, None) for name in ("SETTINGS_MODULE", "ROOT_URLCONF")]
+    if (
+        module not in sys.modules
+        and module.partition(".")[0] not in {one.partition(".")[0] for one in project if one}
+        and apps.get_containing_app_config(module) is None
+    ):
+        raise ImportError(
+            f"{path:.200} is not in the project nor in an app of INSTALLED_APPS: "
+            "import its module in a handlers.py"
+        )
+
+
 def task_of(call: TaskCall, *, alias: str, queue: str) -> Task[..., Any]:
     """Import the task of a call, or refuse a name that is no task."""
+    check_module(call.task)
     found = import_string(call.task)
     if not isinstance(found, Task):
         raise Reject(f"{call.task} is a {type(found).__name__}, not a task")

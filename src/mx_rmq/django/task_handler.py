@@ -32,6 +32,7 @@ from mx_rmq.django.task_results import (
     workers_of,
 )
 from mx_rmq.runtime import current
+from mx_rmq.runtime.steps import encode_kept
 
 
 class TaskHandler:
@@ -77,25 +78,23 @@ class _Attempt:
         context = (TaskContext(task_result=self.result),) if task.takes_context else ()
         self._args = (*context, *self.result.args)
 
-    def run(self) -> Finished:
+    def run(self) -> msgspec.Raw:
         try:
-            value = normalize_json(self._function(*self._args, **self._call.kwargs))
+            finished = self._succeeded(self._function(*self._args, **self._call.kwargs))
         except Exception as error:
             if self._failed(error):
                 task_finished.send_robust(self.sender, task_result=self.result)
             raise
-        finished = self._succeeded(value)
         task_finished.send_robust(self.sender, task_result=self.result)
         return finished
 
-    async def run_async(self) -> Finished:
+    async def run_async(self) -> msgspec.Raw:
         try:
-            value = normalize_json(await self._function(*self._args, **self._call.kwargs))
+            finished = self._succeeded(await self._function(*self._args, **self._call.kwargs))
         except Exception as error:
             if self._failed(error):
                 await task_finished.asend_robust(self.sender, task_result=self.result)
             raise
-        finished = self._succeeded(value)
         await task_finished.asend_robust(self.sender, task_result=self.result)
         return finished
 
@@ -103,20 +102,24 @@ class _Attempt:
     def _function(self) -> Any:
         return self.result.task.func
 
-    def _succeeded(self, value: Any) -> Finished:
-        result = self.result
-        object.__setattr__(result, "_return_value", value)
-        object.__setattr__(result, "status", TaskResultStatus.SUCCESSFUL)
-        object.__setattr__(result, "finished_at", timezone.now())
-        return Finished(
+    def _succeeded(self, returned: Any) -> msgspec.Raw:
+        """Note a success; return what is kept. A value that cannot be kept is a failure."""
+        result, value, now = self.result, normalize_json(returned), timezone.now()
+        finished = Finished(
             call=self._call,
             value=value,
             started_at=with_zone(result.started_at),
             attempted_at=with_zone(result.last_attempted_at),
-            finished_at=with_zone(result.finished_at),
+            finished_at=with_zone(now),
             errors=[(one.exception_class_path, one.traceback) for one in result.errors],
             workers=result.worker_ids,
         )
+        limit = shared_queue().settings.max_payload
+        kept = encode_kept(f"the result of {self._call.task}", finished, limit)
+        object.__setattr__(result, "_return_value", value)
+        object.__setattr__(result, "status", TaskResultStatus.SUCCESSFUL)
+        object.__setattr__(result, "finished_at", now)
+        return kept
 
     def _failed(self, error: Exception) -> bool:
         """Return whether this was the last attempt; if so, mark the result as failed."""

@@ -16,7 +16,13 @@ from mx_rmq.admin.history import What
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import UNSTARTED, State
 from mx_rmq.core.outcome import Reject
-from mx_rmq.django.task_api import TaskError, TaskResult, TaskResultDoesNotExist, TaskResultStatus
+from mx_rmq.django.task_api import (
+    InvalidTaskError,
+    TaskError,
+    TaskResult,
+    TaskResultDoesNotExist,
+    TaskResultStatus,
+)
 from mx_rmq.django.task_call import TaskCall, django_time, task_of
 
 if TYPE_CHECKING:
@@ -148,7 +154,7 @@ def _finished(view: MessageView, *, alias: str, queue: str) -> TaskResult[Any]:
 def _task(view: MessageView, call: TaskCall, *, alias: str, queue: str) -> Task[..., Any]:
     try:
         return task_of(call, alias=alias, queue=queue)
-    except (ImportError, Reject) as error:  # it was renamed or removed
+    except (ImportError, InvalidTaskError, Reject) as error:  # it was renamed or removed
         raise TaskResultDoesNotExist(f"{view.id}: {error}") from error
 
 

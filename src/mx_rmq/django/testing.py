@@ -50,13 +50,26 @@ def drain(*, databases: Iterable[str] | None = None, delayed: bool = False) -> D
     while True:
         with ExitStack() as stack:
             for alias in aliases:
-                stack.enter_context(
-                    test.TestCase.captureOnCommitCallbacks(using=alias, execute=True)
-                )
+                stack.enter_context(_committed(alias))
             once = _drain_on(aliases, delayed=delayed)
         total = _sum(total, once)
         if once in (Drained(), Drained(snoozed=once.snoozed)):
             return total
+
+
+@contextmanager
+def _committed(alias: str) -> Iterator[None]:
+    """Call what was to be called on commit in this block, and only once.
+
+    Django's captureOnCommitCallbacks leaves them where they are. One around a drain, or a commit
+    after it, would call them again.
+    """
+    before = len(connections[alias].run_on_commit)
+    try:
+        with test.TestCase.captureOnCommitCallbacks(using=alias, execute=True):
+            yield
+    finally:
+        del connections[alias].run_on_commit[before:]
 
 
 def _drain_on(aliases: list[str], *, delayed: bool) -> Drained:

@@ -88,6 +88,13 @@ class Drains(TestCase):
         self.assertEqual(Order.objects.count(), 0)
         self.assertEqual(self.drain().completed, 0)
 
+    def test_what_a_drain_has_produced_on_commit_is_not_produced_again(self) -> None:
+        with self.captureOnCommitCallbacks(execute=True):
+            mq.sync.produce("order.placed", Order.objects.create(item="book").pk)
+            self.assertEqual(self.drain().completed, 2)
+        self.assertProduced("order.shipped", times=1)
+        self.assertEqual(self.drain().completed, 0)
+
     def test_a_failed_handler_is_counted(self) -> None:
         made = Order.objects.create(item="book")
         mq.sync.produce("order.refused", made.pk)
