@@ -18,7 +18,7 @@ from mx_rmq.core.durations import SHORTEST, as_seconds
 from mx_rmq.core.errors import InvalidInput, NotOpen
 from mx_rmq.core.events import ServerBack, ServerLost
 from mx_rmq.core.message import VERSION, Message
-from mx_rmq.core.middleware import around_produce
+from mx_rmq.core.middleware import Middleware, around_produce
 from mx_rmq.core.names import check_id, check_key, check_options
 from mx_rmq.core.outgoing import (
     Outgoing,
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from mx_rmq.core.dependencies import Overrides
     from mx_rmq.core.duplicates import DuplicatePolicy
     from mx_rmq.core.durations import Seconds
-    from mx_rmq.core.middleware import Middleware
     from mx_rmq.core.status import Status
     from mx_rmq.settings import QueueOptions
 
@@ -145,7 +144,7 @@ class MessageQueue(Router):
 
     @middleware.setter
     def middleware(self, middleware: Sequence[Middleware]) -> None:
-        self._middleware = tuple(middleware)
+        self._middleware = tuple(_check_middleware(one) for one in middleware)
         around = around_produce(self._middleware, self._send_each)
         self._via_middleware = None if around == self._send_each else around
 
@@ -422,6 +421,14 @@ def _not_a_router(given: Any) -> str:
     routers = [name for name, value in vars(given).items() if type(value) is Router]
     hint = f": did you mean {given.__name__}.{routers[0]}?" if routers else ", which has none"
     return f"mq.include takes a Router, not the module {given.__name__}{hint}"
+
+
+def _check_middleware(one: Any) -> Middleware:
+    if isinstance(one, Middleware):
+        return one
+    raise InvalidInput(
+        f"middleware {one!r:.80} is not an instance of a subclass of mx_rmq.Middleware"
+    )
 
 
 def _check_lifespan(lifespan: Any) -> Any:

@@ -178,8 +178,8 @@ class SyncQueue:
             pass
         else:
             raise NotOpen(
-                "mq.sync would block this event loop: await the same method of mq (instead of at"
-                " import time, in the application's lifespan)"
+                "mq.sync would block this event loop: await the same method of mq, or mq.sync.acall"
+                " instead of mq.sync.call (module-level code: in the application's lifespan)"
             )
         return _wait(self._opened().start(function))
 

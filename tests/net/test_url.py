@@ -128,7 +128,7 @@ async def test_an_embedded_server_is_shared_and_its_data_stay(short_path: Path) 
 async def test_a_url_of_another_scheme_is_refused_with_those_that_we_know(url: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         await connect(url)
-    assert repr(url) in str(caught.value) or "without a scheme" in str(caught.value)
+    assert repr(url) in str(caught.value) or "has no scheme" in str(caught.value)
     for scheme in SCHEMES:
         assert f"{scheme}://" in str(caught.value)
 

@@ -62,6 +62,7 @@ Exit codes:
 
 
 @click.group(
+    "mx-rmq",
     cls=Program,
     table=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"]},

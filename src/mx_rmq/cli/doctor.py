@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from mx_rmq.cli.connection import check_directory, on_settings, open_admin
-from mx_rmq.cli.output import as_json, print_json, say
+from mx_rmq.cli.output import as_json, named, print_json, say
 from mx_rmq.core.errors import OutcomeUnknown, ScriptFailed, ServerUnavailable
 from mx_rmq.doctor.finding import Finding, Severity
 from mx_rmq.doctor.queue import check_queue
@@ -49,12 +49,14 @@ async def doctor(settings: QueueSettings, quick: bool, strict: bool, as_json: bo
     bad = Severity.BAD in found
     failed = bad or (strict and Severity.WARN in found)
     if as_json:
-        documents = [{"severity": f.severity, "what": f.title, "cure": f.cure} for f in findings]
+        documents = [
+            {"severity": f.severity, "what": f.title, "cure": named(f.cure)} for f in findings
+        ]
         print_json({"ok": not failed, "bad": bad, "findings": documents})
     else:
         for one in findings:
             click.secho(f"{one.severity:<5}", fg=COLOURS[one.severity], nl=False)
-            say(str(one))
+            say(named(str(one)))
     return int(failed)
 
 

@@ -46,6 +46,12 @@ def say(text: str, *, err: bool = False) -> None:
     click.echo(printable(text), err=err)
 
 
+def named(text: str) -> str:
+    """Name the commands in a text as this program is called: `manage.py mx_rmq list` in Django."""
+    program = click.get_current_context().find_root().info_name or "mx-rmq"
+    return text.replace("mx-rmq ", f"{program} ")
+
+
 def print_result(line: str, document: Any, *, as_json: bool) -> None:
     """Print the result of a command, as a line or as JSON."""
     if as_json:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from mx_rmq.cli.output import cut, say, when
+from mx_rmq.cli.output import cut, named, say, when
 from mx_rmq.core.message import State
 from mx_rmq.core.text import count
 
@@ -41,7 +41,7 @@ def print_steps(message: MessageView) -> None:
     if message.wait is not None and steps.on_dead == "wait":
         for one in message.wait.messages:
             if one.state in (State.DEAD, State.QUARANTINED):
-                _fact("to go on", f"mx-rmq requeue {one.topic} {one.id}")
+                _fact("to go on", named(f"mx-rmq requeue {one.topic} {one.id}"))
                 break
     if steps.after and steps.on_dead != "wait":
         does = {"run": "it runs without it", "die": "it dies, too"}[steps.on_dead]

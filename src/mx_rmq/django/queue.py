@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Mapping
+from contextlib import asynccontextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
@@ -24,12 +25,21 @@ from mx_rmq.queue import MessageQueue
 from mx_rmq.settings import QueueOptions, WorkerSettings
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+    from collections.abc import (
+        AsyncGenerator,
+        AsyncIterator,
+        Awaitable,
+        Callable,
+        Iterable,
+        Sequence,
+    )
+    from contextlib import AbstractAsyncContextManager
     from datetime import datetime
 
     from mx_rmq.core.durations import Seconds
     from mx_rmq.core.outgoing import ProduceOptions
     from mx_rmq.core.status import Status
+    from mx_rmq.flow import Flow
     from mx_rmq.runtime.producer import Producer
 
 T = TypeVar("T")
@@ -80,6 +90,24 @@ class DjangoQueue(MessageQueue):
         return await self._call(
             lambda mq: MessageQueue.reschedule(mq, topic, id, delay=delay, at=at)
         )
+
+    def flow(self) -> AbstractAsyncContextManager[Flow]:  # type: ignore[override]
+        """Start a flow: `async with mq.flow() as flow:`, or `with mq.sync.flow() as flow:`."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            raise NotOpen("no event loop runs here: use `with mq.sync.flow() as flow:`") from None
+        return super().flow() if self._is_open_here else self._flow_there()
+
+    @asynccontextmanager
+    async def _flow_there(self) -> AsyncIterator[Flow]:
+        flow = await self.sync.acall(lambda mq: mq.flow().__aenter__())
+        try:
+            yield flow
+        except BaseException as error:
+            await flow.__aexit__(type(error))  # sends nothing
+            raise
+        await self.sync.acall(lambda _: flow.__aexit__(None))
 
     async def signal(self, topic: str, id: str, name: str, value: Any = None) -> bool:
         """Send a signal to a message, for its handler's `delivery.wait(name)`."""

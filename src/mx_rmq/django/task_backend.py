@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
-from django.core import checks
 from django.utils import timezone
 
 from mx_rmq.core.message import Priority
@@ -20,10 +19,10 @@ from mx_rmq.django.task_api import (
 )
 from mx_rmq.django.task_call import TaskCall, with_zone
 from mx_rmq.django.task_results import read_task, result_of
-from mx_rmq.django.task_topics import declare, topic_of
+from mx_rmq.django.task_topics import OPTIONS, declare, topic_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from mx_rmq.django.task_api import Task
     from mx_rmq.queue import MessageQueue
@@ -39,6 +38,16 @@ class TaskBackend(BaseTaskBackend):
 
     def __init__(self, alias: str, params: dict[str, Any]) -> None:
         super().__init__(alias, params)
+        if apps.apps_ready and not apps.is_installed("mx_rmq.django"):
+            raise InvalidTaskBackendError(
+                f"TASKS[{alias!r}]: mx_rmq.django.TaskBackend needs its app: add "
+                '"mx_rmq.django" to INSTALLED_APPS'
+            )
+        if misplaced := next((name for name in params if name.lower() in OPTIONS), None):
+            raise InvalidTaskBackendError(
+                f'TASKS[{alias!r}]: {misplaced!r} belongs to "OPTIONS": '
+                f'{{"OPTIONS": {{{misplaced.lower()!r}: …}}}}'
+            )
         try:
             declare(alias, self.queues, self.options)
         except ValueError as error:
@@ -112,15 +121,6 @@ class TaskBackend(BaseTaskBackend):
             if found is not None:
                 return result_of(found, alias=self.alias, queue=queue)
         raise TaskResultDoesNotExist(id)
-
-    def check(self, **kwargs: Any) -> Iterable[checks.CheckMessage]:
-        """Report what would keep a worker from running tasks."""
-        if not apps.is_installed("mx_rmq.django"):
-            yield checks.Error(
-                "the Tasks backend mx_rmq.django.TaskBackend needs its app",
-                hint='Add "mx_rmq.django" to INSTALLED_APPS.',
-                id="mx_rmq.E001",
-            )
 
 
 def _priority(number: int) -> Priority:

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Unpack
 
 from asgiref.sync import sync_to_async
 from django import test
@@ -20,7 +20,7 @@ from django.db import connections
 
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.django.queue import shared_queue
-from mx_rmq.testing import ANY, assert_not_produced, assert_produced, use
+from mx_rmq.testing import ANY, assert_not_produced, assert_produced, produced, use
 from mx_rmq.testing.use_in_tests import server
 from mx_rmq.worker import Drained, Worker
 
@@ -31,6 +31,11 @@ if TYPE_CHECKING:
     from mx_rmq.django.queue import DjangoQueue
 
 __all__ = ["QueueMixin", "TestCase", "TransactionTestCase", "drain"]
+
+NEVER_COMMITS: Final = (
+    "A TestCase never commits. What waits for the commit is produced only inside\n"
+    "    with self.captureOnCommitCallbacks(execute=True):"
+)
 
 
 def drain(*, databases: Iterable[str] | None = None, delayed: bool = False) -> Drained:
@@ -146,7 +151,12 @@ class QueueMixin(test.SimpleTestCase):
         self, topic: str, payload: Any = ANY, *, times: int | None = None, **options: Any
     ) -> list[Outgoing]:
         """Fail unless this was produced; see `mx_rmq.testing.assert_produced`."""
-        return assert_produced(self.mq, topic, payload, times=times, **options)
+        try:
+            return assert_produced(self.mq, topic, payload, times=times, **options)
+        except AssertionError as error:
+            if not produced(self.mq) and _waits_for_commit():
+                error.add_note(NEVER_COMMITS)
+            raise
 
     def assertNotProduced(  # noqa: N802 - as unittest names its own
         self, topic: str, payload: Any = ANY, **options: Unpack[ProduceOptions]
@@ -161,6 +171,11 @@ class TestCase(QueueMixin, test.TestCase):
 
 class TransactionTestCase(QueueMixin, test.TransactionTestCase):
     """Django's TransactionTestCase with a queue."""
+
+
+def _waits_for_commit() -> bool:
+    """Whether anything in this thread waits for a commit."""
+    return any(one.run_on_commit for one in connections.all(initialized_only=True))
 
 
 def _aliases(databases: Any) -> list[str]:

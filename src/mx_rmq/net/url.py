@@ -130,9 +130,9 @@ def _read(url: str) -> Address:
     scheme, plus, way = full_scheme.partition("+")
     scheme = {"valkey": "redis", "valkeys": "rediss"}.get(scheme, scheme)
     if not separator or scheme + plus + way not in SCHEMES:
-        shown = repr(shown_url(url)) if separator else "without a scheme"
+        what = f"URL {shown_url(url)!r}" if separator else "the URL has no scheme: it"
         raise InvalidInput(
-            f"URL {shown} must start with one of " + ", ".join(f"{known}://" for known in SCHEMES)
+            f"{what} must start with one of " + ", ".join(f"{known}://" for known in SCHEMES)
         )
     if scheme == "embedded":
         if not rest:

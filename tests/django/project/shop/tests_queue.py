@@ -132,6 +132,26 @@ class Drains(TestCase):
         with self.assertRaisesMessage(InvalidInput, "through sync_to_async"):
             self.drain()
 
+    async def test_a_flow_needs_no_open_queue(self) -> None:
+        async with mq.flow() as flow:
+            first = flow.produce("order.placed", {"item": "book"})
+            flow.produce("order.placed", {"item": "pen"}, after=[first])
+        with self.assertRaises(ZeroDivisionError):
+            async with mq.flow() as failed:
+                failed.produce("order.placed", {"item": "ink"})
+                raise ZeroDivisionError
+        self.assertProduced("order.placed", times=2)
+
+    def test_a_forgotten_commit_is_named(self) -> None:
+        produce_on_commit("order.placed", 1)
+        with self.assertRaises(AssertionError) as caught:
+            self.assertProduced("order.placed")
+        self.assertIn("A TestCase never commits", caught.exception.__notes__[0])
+
+    def test_a_flow_in_plain_code_is_that_of_sync(self) -> None:
+        with self.assertRaisesMessage(NotOpen, "with mq.sync.flow() as flow:"):
+            mq.flow()
+
     def test_a_part_of_a_payload_can_be_asserted(self) -> None:
         mq.sync.produce("order.placed", {"item": "book", "count": 1})
         self.assertProduced("order.placed", Containing({"item": "book"}))
@@ -153,6 +173,7 @@ class Settings(SimpleTestCase):
         self.refused({"url": "http://localhost"}, "settings.MX_RMQ: ")
         self.refused({"url": URL, "middleware": "shop.Audit"}, 'settings.MX_RMQ["middleware"]=')
         self.refused({"url": URL, "middleware": ["shop.Audit"]}, 'settings.MX_RMQ["middleware"]: ')
+        self.refused({"url": URL, "middleware": ["builtins.dict"]}, "middleware {} is not an inst")
 
     def test_the_environment_decides_what_settings_leave_open(self) -> None:
         from unittest.mock import patch

@@ -298,13 +298,14 @@ class Configuring(SimpleTestCase):
         self.refused("TASKS['other']: QUEUES is empty", QUEUES=[])
         self.refused("TASKS['other']: topic 'tasks:other:a b'", QUEUES=["a b"])
         self.refused("TASKS['other']: OPTIONS=3 is not a dict", OPTIONS=3)
+        self.refused("TASKS['other']: 'RETRY' belongs to \"OPTIONS\"", RETRY=3)
 
     @override_settings(
         INSTALLED_APPS=[], TASKS={"default": {"BACKEND": "mx_rmq.django.TaskBackend"}}
     )
-    def test_a_missing_app_is_a_finding_of_check(self) -> None:
-        (error,) = task_backends["default"].check()
-        self.assertEqual(error.id, "mx_rmq.E001")
+    def test_a_missing_app_is_refused(self) -> None:
+        with self.assertRaisesMessage(ImproperlyConfigured, 'add "mx_rmq.django" to INSTALLED'):
+            _ = task_backends["default"]
 
 
 class NoTimeZone(TestCase):
