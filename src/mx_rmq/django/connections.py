@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mx_rmq.core.delivery import Delivery
     from mx_rmq.core.middleware import Handle, HandleBatch
 
-EVERY: Final = 1.0  # seconds between two looks at the connections that async handlers share
+CHECK_EVERY: Final = 1.0  # seconds, for the connections that async handlers share
 
 
 def close_old_connections() -> None:
@@ -37,10 +37,10 @@ def close_old_connections() -> None:
 
 
 def drop_open_transactions() -> None:
-    """Drop connections of this thread that are in a transaction which nothing will end.
+    """Drop this thread's connections that are in a transaction which nothing will end.
 
-    A handler left it open, or was interrupted right when it began or ended. What later messages
-    write would never be committed.
+    A handler left it open, or was interrupted just as it began or ended. Later handlers would write
+    into it, and nothing would commit that.
     """
     for connection in connections.all(initialized_only=True):
         if connection.in_atomic_block:
@@ -72,13 +72,13 @@ def fresh_connections() -> Iterator[None]:
 class FreshConnections(Middleware):
     """Closes old connections of the thread in which all async handlers use the ORM.
 
-    Once per second, and after every failed handler: so the retry of one that lost its connection
-    gets a new one. While other handlers run, one may be reading rows, and only broken connections
-    are closed.
+    It checks them at most once per second, and after every failed handler, so that its retry gets a
+    new one if the connection was lost. While other handlers run, which may be reading rows, it
+    closes only broken connections.
     """
 
     def __init__(self) -> None:
-        self._looked = 0.0
+        self._checked = 0.0
         self._running = 0
 
     async def handle(self, delivery: Delivery, call_next: Handle) -> Any:
@@ -91,8 +91,8 @@ class FreshConnections(Middleware):
         self._running += 1
         try:
             now = time.monotonic()
-            if now - self._looked >= EVERY:
-                self._looked = now
+            if now - self._checked >= CHECK_EVERY:
+                self._checked = now
                 await self._close()
             try:
                 return await handle()

@@ -37,9 +37,9 @@ def django_time(at: datetime | None) -> datetime | None:
 
 
 def check_module(path: str) -> None:
-    """Refuse to import a module just because a message names it: importing runs code.
+    """Refuse to import a module only because a message names it: an import runs code.
 
-    Only modules of the project and its apps are imported, and those that already are.
+    Allowed are modules of the project and of its apps, and those that are already imported.
     """
     module = path.rpartition(".")[0]
     project = [getattr(settings, name, None) for name in ("SETTINGS_MODULE", "ROOT_URLCONF")]
