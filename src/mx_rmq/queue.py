@@ -221,7 +221,10 @@ class MessageQueue(Router):
     def _open_producer(self) -> Producer:
         loop = self._loop
         if self._producer is None or loop is None or loop.is_closed():
-            raise NotOpen("the queue is not open: wrap this in `async with mq:`")
+            raise NotOpen(
+                "the queue is not open: wrap this in `async with mq:`, or pass "
+                "lifespan=mq.open_in_app to the web application"
+            )
         if asyncio.get_running_loop() is not loop:
             raise NotOpen(
                 "the queue was opened in another event loop; from other threads use mq.sync"

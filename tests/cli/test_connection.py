@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import getpass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
 import pytest
 
+from mx_rmq import MessageQueue
 from mx_rmq.admin import Admin
+from mx_rmq.cli import main
+from mx_rmq.cli.host import Host
+from mx_rmq.cli.server import default_directory
 from tests.cli.calls import run
 from tests.lab.messages import TOPIC, pending
 from tests.lab.servers import Kind
@@ -59,3 +65,12 @@ async def test_the_history_tells_by_whom_a_command_was(
     assert (await by()).startswith("uid ")
     monkeypatch.setenv("MX_RMQ_OPERATOR", "ann\n" + "x" * 5000)
     assert await by() == "ann"
+
+
+@pytest.mark.parametrize(
+    ("url", "directory"), [("embedded://./queue", "queue"), ("redis://localhost", "mx-rmq-data")]
+)
+def test_the_server_of_a_framework_runs_where_its_settings_say(url: str, directory: str) -> None:
+    framework = Host(queue=lambda: MessageQueue(url), command=[], modules=[], hint="")
+    with click.Context(main, obj=framework):
+        assert default_directory() == Path(directory)

@@ -44,10 +44,7 @@ class TaskBackend(BaseTaskBackend):
                 '"mx_rmq.django" to INSTALLED_APPS'
             )
         if misplaced := next((name for name in params if name.lower() in OPTIONS), None):
-            raise InvalidTaskBackendError(
-                f'TASKS[{alias!r}]: {misplaced!r} belongs to "OPTIONS": '
-                f'{{"OPTIONS": {{{misplaced.lower()!r}: …}}}}'
-            )
+            raise InvalidTaskBackendError(f"TASKS[{alias!r}]: {misplaced!r} belongs in OPTIONS")
         try:
             declare(alias, self.queues, self.options)
         except ValueError as error:

@@ -298,7 +298,7 @@ class Configuring(SimpleTestCase):
         self.refused("TASKS['other']: QUEUES is empty", QUEUES=[])
         self.refused("TASKS['other']: topic 'tasks:other:a b'", QUEUES=["a b"])
         self.refused("TASKS['other']: OPTIONS=3 is not a dict", OPTIONS=3)
-        self.refused("TASKS['other']: 'RETRY' belongs to \"OPTIONS\"", RETRY=3)
+        self.refused("TASKS['other']: 'RETRY' belongs in OPTIONS", RETRY=3)
 
     @override_settings(
         INSTALLED_APPS=[], TASKS={"default": {"BACKEND": "mx_rmq.django.TaskBackend"}}
