@@ -20,7 +20,7 @@ from django.views.decorators.csrf import csrf_exempt
 
 from mx_rmq.dashboard import Dashboard
 from mx_rmq.django.dashboard_exchange import OPERATOR, Exchange, scope_of
-from mx_rmq.django.queue import shared_queue
+from mx_rmq.django.project_queue import shared_queue
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

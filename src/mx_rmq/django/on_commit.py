@@ -10,7 +10,7 @@ from django.db import transaction
 from mx_rmq.core.codec import encode_payload
 from mx_rmq.core.names import check_topic
 from mx_rmq.core.outgoing import Outgoing
-from mx_rmq.django.queue import shared_queue
+from mx_rmq.django.project_queue import shared_queue
 
 if TYPE_CHECKING:
     from mx_rmq.core.outgoing import ProduceOptions

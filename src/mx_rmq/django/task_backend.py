@@ -8,7 +8,7 @@ from django.apps import apps
 from django.utils import timezone
 
 from mx_rmq.core.message import Priority
-from mx_rmq.django.queue import shared_queue
+from mx_rmq.django.project_queue import shared_queue
 from mx_rmq.django.task_api import (
     BaseTaskBackend,
     InvalidTaskBackendError,

@@ -11,7 +11,7 @@ from django.utils import timezone
 from mx_rmq.core.delivery import Delivery  # noqa: TC001 - read when the handler is declared
 from mx_rmq.core.message import VERSION, Failure, Message
 from mx_rmq.core.outcome import Circumstances, DeadLetter, after_error
-from mx_rmq.django.queue import shared_queue
+from mx_rmq.django.project_queue import shared_queue
 from mx_rmq.django.task_api import (
     TaskContext,
     TaskResult,

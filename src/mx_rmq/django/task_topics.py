@@ -9,7 +9,7 @@ from django.conf import settings
 from django.utils.module_loading import import_string
 
 from mx_rmq.core.errors import InvalidInput
-from mx_rmq.django.queue import shared_queue
+from mx_rmq.django.project_queue import shared_queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

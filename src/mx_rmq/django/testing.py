@@ -19,7 +19,7 @@ from django import test
 from django.db import connections
 
 from mx_rmq.core.errors import InvalidInput
-from mx_rmq.django.queue import shared_queue
+from mx_rmq.django.project_queue import shared_queue
 from mx_rmq.testing import ANY, assert_not_produced, assert_produced, produced, use
 from mx_rmq.testing.use_in_tests import server
 from mx_rmq.worker import Drained, Worker

@@ -10,7 +10,7 @@ from django.test import SimpleTestCase
 
 from mx_rmq import InvalidInput, NotOpen, ServerUnavailable
 from mx_rmq.django import mq, produce_on_commit
-from mx_rmq.django.queue import queue_from
+from mx_rmq.django.project_queue import queue_from
 from mx_rmq.django.testing import TestCase, TransactionTestCase
 from mx_rmq.testing import Containing
 from tests.django.project.shop.models import Order

@@ -14,7 +14,7 @@ from django.core.management.base import BaseCommand, CommandParser
 
 from mx_rmq.cli import main
 from mx_rmq.cli.host import Host
-from mx_rmq.django.queue import queue_from
+from mx_rmq.django.project_queue import queue_from
 
 TARGET: Final = "mx_rmq.django:mq"
 HINT: Final = "declare one with @mq.handler(topic) in handlers.py of an app in INSTALLED_APPS"
