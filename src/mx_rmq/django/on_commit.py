@@ -11,13 +11,14 @@ from mx_rmq.core.codec import encode_payload
 from mx_rmq.core.names import check_topic
 from mx_rmq.core.outgoing import Outgoing
 from mx_rmq.django.project_queue import shared_queue
+from mx_rmq.topic import Topic
 
 if TYPE_CHECKING:
     from mx_rmq.core.outgoing import ProduceOptions
 
 
 def produce_on_commit(
-    topic: str,
+    topic: str | Topic[Any, Any],
     payload: Any,
     *,
     using: str | None = None,
@@ -29,17 +30,21 @@ def produce_on_commit(
     """Produce when this thread's transaction commits; never if it rolls back.
 
     `using` and `robust` are those of Django's `transaction.on_commit`, the rest is the same as for
-    `mq.produce`. Everything is checked now, and the payload is copied now. Without a transaction,
-    produce at once. If the process dies or Redis is away right after the commit, the message is
-    lost. Where that must not happen, use an outbox.
+    `mq.produce`. Everything is checked now, by a typed topic also the type, and the payload is copied
+    now. Without a transaction, produce at once. If the process dies or Redis is away right after
+    the commit, the message is lost. Where that must not happen, use an outbox.
     """
     mq = shared_queue()
-    outgoing = Outgoing.of(check_topic(topic), payload, options, id=id, key=key)
+    if isinstance(topic, Topic):
+        topic.check(payload)
+        topic = topic.name
+    name = check_topic(topic)
+    outgoing = Outgoing.of(name, payload, options, id=id, key=key)
     outgoing.message(mq.settings.max_payload)
     outgoing.duplicate_policy()
     snapshot = msgspec.json.decode(encode_payload(payload, mq.settings.max_payload))
 
     def produce() -> None:
-        mq.sync.produce(topic, snapshot, id=id, key=key, **options)
+        mq.sync.produce(name, snapshot, id=id, key=key, **options)
 
     transaction.on_commit(produce, using=using, robust=robust)

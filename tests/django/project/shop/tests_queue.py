@@ -56,6 +56,13 @@ class OnCommit(TransactionTestCase):
             with self.assertRaises(InvalidInput):
                 produce_on_commit("order.placed", 1, on_duplicate="never")  # type: ignore[arg-type]
 
+    def test_a_typed_topic_checks_the_payload(self) -> None:
+        counts = mq.topic("order.counted", int)
+        with self.assertRaisesMessage(InvalidInput, "payload does not fit int"):
+            produce_on_commit(counts, "one")
+        produce_on_commit(counts, 1)
+        self.assertProduced("order.counted", 1, times=1)
+
     def test_the_payload_is_taken_as_it_is_now(self) -> None:
         payload = {"item": "book"}
         with transaction.atomic():
