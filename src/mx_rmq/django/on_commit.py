@@ -30,9 +30,9 @@ def produce_on_commit(
     """Produce when this thread's transaction commits; never if it rolls back.
 
     `using` and `robust` are those of Django's `transaction.on_commit`, the rest is the same as for
-    `mq.produce`. Everything is checked now, with a typed topic the payload's type too, and the payload
-    is copied now. Without a transaction, produce at once. If the process dies or Redis is away
-    right after the commit, the message is lost. Where that must not happen, use an outbox.
+    `mq.produce`. Everything is checked now, with a typed topic also the payload's type, and the
+    payload is copied now. Without a transaction, produce at once. If the process dies or Redis is
+    away right after the commit, the message is lost. Where that must not happen, use an outbox.
     """
     mq = shared_queue()
     if isinstance(topic, Topic):
