@@ -29,14 +29,16 @@ def produce_on_commit(
     """Produce once the transaction of this thread has committed; not at all if it rolls back.
 
     `using` and `robust` are those of Django's `transaction.on_commit`; the rest is the same as for
-    `mq.produce`. It is checked now, and the payload is taken as it is now. Without a transaction it
-    is produced at once. If the process dies, or Redis is away, between the commit and the produce,
-    there is no message: where that must not happen, use an outbox.
+    `mq.produce`. It is checked now, and payload and headers are taken as they are now. Without a
+    transaction it is produced at once. If the process dies, or Redis is away, between the commit
+    and the produce, there is no message: where that must not happen, use an outbox.
     """
     mq = shared_queue()
     outgoing = Outgoing.of(check_topic(topic), payload, options, id=id, key=key)
     outgoing.message(mq.settings.max_payload)
     outgoing.duplicate_policy()
+    if "headers" in options:
+        options["headers"] = {**outgoing.headers}
     snapshot = msgspec.json.decode(encode_payload(payload, mq.settings.max_payload))
 
     def produce() -> None:

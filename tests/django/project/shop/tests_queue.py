@@ -56,12 +56,12 @@ class OnCommit(TransactionTestCase):
             with self.assertRaises(InvalidInput):
                 produce_on_commit("order.placed", 1, on_duplicate="never")  # type: ignore[arg-type]
 
-    def test_the_payload_is_taken_as_it_is_now(self) -> None:
-        payload = {"item": "book"}
+    def test_payload_and_headers_are_taken_as_they_are_now(self) -> None:
+        payload, headers = {"item": "book"}, {"shop": "1"}
         with transaction.atomic():
-            produce_on_commit("order.placed", payload)
-            payload["item"] = "pen"
-        self.assertProduced("order.placed", {"item": "book"})
+            produce_on_commit("order.placed", payload, headers=headers)
+            payload["item"] = headers["shop"] = "pen"
+        self.assertProduced("order.placed", {"item": "book"}, headers={"shop": "1"})
 
     def test_if_redis_is_away_the_row_is_stored_and_the_caller_learns_of_it(self) -> None:
         self.mq.sync.close()
