@@ -6,6 +6,7 @@ than CONN_MAX_AGE, or that the database has closed, must not meet the next messa
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
@@ -90,10 +91,12 @@ class FreshConnections(Middleware):
     async def _around(self, handle: Callable[[], Awaitable[Any]]) -> Any:
         self._running += 1
         try:
-            now = time.monotonic()
-            if now - self._looked >= EVERY:
-                self._looked = now
-                await self._close()
+            if time.monotonic() - self._looked >= EVERY:
+                self._looked = math.inf  # the thread may be busy for long: only one waits for it
+                try:
+                    await self._close()
+                finally:
+                    self._looked = time.monotonic()
             try:
                 return await handle()
             except Exception as raised:  # noqa: BLE001 - it is raised again
