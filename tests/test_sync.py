@@ -20,7 +20,7 @@ from redis import Redis
 
 from mx_rmq import InvalidInput, MessageQueue, NotOpen, ServerUnavailable
 from mx_rmq.sync import _Opened
-from tests.runtime.stage import on_a_server
+from tests.runtime.stage import on_a_server, until_so
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -274,6 +274,20 @@ def test_a_call_that_comes_between_closing_and_the_end_of_the_loop_ends(
     assert late[0].cancelled()
     with pytest.raises(NotOpen, match="was closed during this call"):
         opened.start(lambda mq: mq.status("t", "1"))
+
+
+async def test_a_watch_that_an_event_loop_collects_ends_without_blocking_it(
+    mq: MessageQueue,
+) -> None:
+    id = await mq.sync.acall(lambda mq: mq.produce("t", 1))
+    watching = mq.sync.watch("t", id)
+    assert (await asyncio.to_thread(next, watching)).state == "pending"
+    del watching  # an error in it would be a warning, and warnings fail
+
+    async def none_left(_: MessageQueue) -> bool:
+        return not asyncio.get_running_loop()._asyncgens  # type: ignore[attr-defined]
+
+    await until_so(lambda: mq.sync.acall(none_left))
 
 
 async def test_who_awaits_a_call_while_it_is_closed_is_told_and_not_cancelled(

@@ -11,7 +11,7 @@ import atexit
 import os
 import threading
 from concurrent.futures import CancelledError, Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
 from mx_rmq.core.errors import NotOpen
@@ -202,8 +202,10 @@ class SyncQueue:
             while (item := self.call(next_one)) is not None:
                 yield item
         finally:
-            if self._is_open:
-                self.call(end)
+            opened = self._here.opened
+            if opened is not None:
+                with suppress(NotOpen):  # then it has ended
+                    opened.start(end)  # not waited for: an event loop may collect this generator
 
     @property
     def _is_open(self) -> bool:

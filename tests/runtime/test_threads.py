@@ -212,5 +212,5 @@ cProfile.run("asyncio.run(asyncio.sleep(0))")
 
 def test_a_process_in_which_a_thread_was_interrupted_can_be_profiled() -> None:
     program = [sys.executable, "-c", PROFILED]  # it would hang, deaf to signals
-    done = subprocess.run(program, timeout=30, capture_output=True, text=True, check=True)
+    done = subprocess.run(program, timeout=60, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("struck")

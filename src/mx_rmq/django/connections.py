@@ -6,6 +6,7 @@ one that is older than CONN_MAX_AGE, or that the database has closed.
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
@@ -90,10 +91,12 @@ class FreshConnections(Middleware):
     async def _around(self, handle: Callable[[], Awaitable[Any]]) -> Any:
         self._running += 1
         try:
-            now = time.monotonic()
-            if now - self._checked >= CHECK_EVERY:
-                self._checked = now
-                await self._close()
+            if time.monotonic() - self._checked >= CHECK_EVERY:
+                self._checked = math.inf  # the thread may be busy for long: only one waits for it
+                try:
+                    await self._close()
+                finally:
+                    self._checked = time.monotonic()
             try:
                 return await handle()
             except Exception as raised:  # noqa: BLE001 - it is raised again

@@ -30,8 +30,8 @@ def produce_on_commit(
     """Produce when this thread's transaction commits; never if it rolls back.
 
     `using` and `robust` are those of Django's `transaction.on_commit`, the rest is the same as for
-    `mq.produce`. Everything is checked now, with a typed topic also the payload's type, and the
-    payload is copied now. Without a transaction, produce at once. If the process dies or Redis is
+    `mq.produce`. Everything is checked now, with a typed topic also the payload's type; payload and
+    headers are copied now. Without a transaction, produce at once. If the process dies or Redis is
     away right after the commit, the message is lost. Where that must not happen, use an outbox.
     """
     mq = shared_queue()
@@ -42,6 +42,8 @@ def produce_on_commit(
     outgoing = Outgoing.of(name, payload, options, id=id, key=key)
     outgoing.message(mq.settings.max_payload)
     outgoing.duplicate_policy()
+    if "headers" in options:
+        options["headers"] = {**outgoing.headers}
     snapshot = msgspec.json.decode(encode_payload(payload, mq.settings.max_payload))
 
     def produce() -> None:
