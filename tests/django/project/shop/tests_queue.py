@@ -176,7 +176,7 @@ class Connections(SimpleTestCase):
             return "handled"
 
         busy = asyncio.create_task(sync_to_async(release.wait)(10))
-        with patch("mx_rmq.django.connections.EVERY", 0):
+        with patch("mx_rmq.django.connections.CHECK_EVERY", 0):
             looking: Any = asyncio.create_task(fresh.handle(None, nothing))  # type: ignore[arg-type]
             await asyncio.sleep(0)
             async with asyncio.timeout(5):
