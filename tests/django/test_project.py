@@ -23,7 +23,7 @@ from tests.cli.running import running, until
 from tests.lab.ports import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from tests.cli.running import Running
 
@@ -45,10 +45,17 @@ def environment(url: str, directory: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("module", ["tests_queue", "tests_tasks", "tests_dashboard"])
-def test_the_tests_of_the_project_pass(module: str) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [("tests_queue", "--parallel=2"), ("tests_tasks",), ("tests_dashboard",)],
+    ids=lambda words: words[0],
+)
+def test_the_tests_of_the_project_pass_and_leave_nothing(
+    words: Sequence[str], short_path: Path
+) -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "error", MANAGE, "test", f"{SHOP}.{module}"],
+        [sys.executable, "-W", "error", MANAGE, "test", f"{SHOP}.{words[0]}", *words[1:]],
+        env={**os.environ, "TMPDIR": str(short_path)},
         capture_output=True,
         text=True,
         check=False,
@@ -56,6 +63,7 @@ def test_the_tests_of_the_project_pass(module: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "\nOK\n" in done.stderr
+    assert not list(short_path.iterdir())
 
 
 class Project:

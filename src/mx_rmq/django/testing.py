@@ -7,10 +7,10 @@ back with it. For pytest, `drain` works with the fixtures of `mx_rmq.testing`.
 from __future__ import annotations
 
 import asyncio
-import atexit
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
+from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from asgiref.sync import sync_to_async
@@ -124,7 +124,7 @@ class _Server:
         if self._url is None:
             stack = ExitStack()
             self._url = stack.enter_context(server())
-            atexit.register(stack.close)
+            Finalize(None, stack.close, exitpriority=0)  # atexit does not reach `test --parallel`
         return self._url
 
 
