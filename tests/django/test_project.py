@@ -194,6 +194,24 @@ def test_the_fixtures_for_pytest_know_the_queue_of_a_project(short_path: Path) -
     assert done.returncode == 0, done.stdout
 
 
+def test_the_workers_of_python_m_django_are_started_in_the_same_way(short_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "django", "mx_rmq", "worker", "--processes", "2"],
+        env={
+            **os.environ,
+            **environment("redis://127.0.0.1:1", short_path),
+            "MX_RMQ_PATIENCE": "0.5",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert "cannot use redis://127.0.0.1:1" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_project_without_handlers_is_told_where_they_belong(short_path: Path) -> None:
     code = (
         "from django.conf import settings\n"
