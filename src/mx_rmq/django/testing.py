@@ -7,11 +7,11 @@ back with it. For pytest, `drain` works with the fixtures of `mx_rmq.testing`.
 from __future__ import annotations
 
 import asyncio
-import atexit
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from functools import cache
+from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Unpack
 
 from asgiref.sync import sync_to_async
@@ -125,7 +125,7 @@ def _server_url() -> str:
     """Start a server for all tests of this process; return its URL."""
     stack = ExitStack()
     url = stack.enter_context(server())
-    atexit.register(stack.close)
+    Finalize(None, stack.close, exitpriority=0)  # atexit does not reach `test --parallel`
     return url
 
 

@@ -29,7 +29,7 @@ class Command(BaseCommand):
         parser.add_argument("words", nargs=argparse.REMAINDER)  # for call_command
 
     def run_from_argv(self, argv: list[str]) -> None:
-        program = [sys.executable, *argv[:2]]
+        program = [*_python(argv[0]), argv[1]]
         words = argv[2:]
         while words and words[0].partition("=")[0] in DJANGO_OPTIONS:
             taken = 1 if "=" in words[0] else 2
@@ -38,7 +38,15 @@ class Command(BaseCommand):
         _run(words, program, f"{Path(argv[0]).name} {argv[1]}")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        _run([*options["words"]], [sys.executable, sys.argv[0], "mx_rmq"], "mx_rmq")
+        _run([*options["words"]], [*_python(sys.argv[0]), "mx_rmq"], "mx_rmq")
+
+
+def _python(script: str) -> list[str]:
+    """Return what runs the script of this process again, which may be `python -m django`."""
+    spec = sys.modules["__main__"].__spec__
+    if spec is None:
+        return [sys.executable, script]
+    return [sys.executable, "-m", spec.name.removesuffix(".__main__")]
 
 
 def _run(words: list[str], program: list[str], name: str) -> None:
