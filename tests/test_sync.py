@@ -11,7 +11,7 @@ import sys
 import textwrap
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,8 @@ import pytest
 from redis import Redis
 
 from mx_rmq import InvalidInput, MessageQueue, NotOpen, ServerUnavailable
-from tests.runtime.stage import on_a_server
+from mx_rmq.sync import _Opened
+from tests.runtime.stage import on_a_server, until_so
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -255,6 +256,48 @@ def test_a_call_that_is_under_way_when_it_is_closed_ends(mq: MessageQueue, serve
         check=False,
     )
     assert done.returncode == 0
+
+
+def test_a_call_that_comes_between_closing_and_the_end_of_the_loop_ends(
+    mq: MessageQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late: list[Future[None]] = []
+    stop = _Opened._stop
+
+    def start_and_stop(opened: _Opened) -> None:
+        late.append(opened.start(lambda _: asyncio.sleep(60)))
+        stop(opened)
+
+    monkeypatch.setattr(_Opened, "_stop", start_and_stop)
+    opened = mq.sync._opened()
+    mq.sync.close()
+    assert late[0].cancelled()
+    with pytest.raises(NotOpen, match="was closed during this call"):
+        opened.start(lambda mq: mq.status("t", "1"))
+
+
+async def test_a_watch_that_an_event_loop_collects_ends_without_blocking_it(
+    mq: MessageQueue,
+) -> None:
+    id = await mq.sync.acall(lambda mq: mq.produce("t", 1))
+    watching = mq.sync.watch("t", id)
+    assert (await asyncio.to_thread(next, watching)).state == "pending"
+    del watching  # an error in it would be a warning, and warnings fail
+
+    async def none_left(_: MessageQueue) -> bool:
+        return not asyncio.get_running_loop()._asyncgens  # type: ignore[attr-defined]
+
+    await until_so(lambda: mq.sync.acall(none_left))
+
+
+async def test_who_awaits_a_call_while_it_is_closed_is_told_and_not_cancelled(
+    mq: MessageQueue,
+) -> None:
+    waiting = asyncio.create_task(mq.sync.acall(lambda _: asyncio.sleep(60)))
+    assert await mq.sync.acall(lambda mq: mq.status("t", "1")) is None
+    await asyncio.to_thread(mq.sync.close)
+    with pytest.raises(NotOpen, match="was closed during this call"):
+        await waiting
 
 
 def test_a_server_that_is_not_there_is_told_within_patience(

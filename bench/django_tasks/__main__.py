@@ -1,8 +1,8 @@
 """Compare our Tasks backend with others, on Django 6: `python -m bench.django_tasks [NAME …]`.
 
-For each: a worker with its defaults gets 20 tasks of 0.2 to 1.2 s, is killed with SIGKILL when half
-of them are done, and another one is started. Then: how many tasks one process enqueues per
-second.
+For each, a worker with its defaults gets 20 tasks of 0.2 to 1.2 s. When half of them are done, it
+is killed with SIGKILL, and another one is started. Then one process enqueues tasks, as fast as it
+can.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bench.flows.servers import valkey
 from bench.systems import System
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 PROJECT: Final = Path(__file__).parent / "project"
 MANAGE: Final = str(PROJECT / "manage.py")
@@ -57,6 +57,7 @@ def python() -> str:
 
 
 def numbers(record: Path) -> list[int]:
+    """Return the numbers of the tasks that were run; -1 is the one that connects."""
     return [int(line) for line in record.read_text().split() if line != "-1"]
 
 
@@ -111,8 +112,8 @@ def measure(name: str, program: str) -> dict[str, object]:
         }
 
 
-def _until(fact: object) -> None:
-    assert callable(fact)
+def _until(fact: Callable[[], bool]) -> None:
+    """Wait until this is so, at most `WITHIN`."""
     deadline = time.monotonic() + WITHIN
     while not fact() and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -10,8 +10,8 @@ import asyncio
 import atexit
 import os
 import threading
-from concurrent.futures import CancelledError
-from contextlib import contextmanager
+from concurrent.futures import CancelledError, Future
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
 from mx_rmq.core.errors import NotOpen
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
         AsyncGenerator,
         Awaitable,
         Callable,
-        Coroutine,
         Iterable,
         Iterator,
         Sequence,
@@ -43,6 +42,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 logger = get_logger(__name__)
+
+CLOSED: Final = "mq.sync was closed during this call"
 
 FINISH_WITHIN: Final = 1.0  # seconds that running calls get to finish when the queue is closed
 
@@ -180,12 +181,7 @@ class SyncQueue:
                 "mq.sync would block this event loop: await the same method of mq, or mq.sync.acall"
                 " instead of mq.sync.call (module-level code: in the application's lifespan)"
             )
-        opened = self._opened()
-
-        async def run() -> T:
-            return await function(opened.mq)
-
-        return _wait(run(), opened.loop)
+        return _wait(self._opened().start(function))
 
     def _each(self, start: Callable[[MessageQueue], AsyncGenerator[T, None]]) -> Iterator[T]:
         """Yield what an async generator of the queue yields."""
@@ -206,8 +202,10 @@ class SyncQueue:
             while (item := self.call(next_one)) is not None:
                 yield item
         finally:
-            if self._is_open:
-                self.call(end)
+            opened = self._here.opened
+            if opened is not None:
+                with suppress(NotOpen):  # then it has ended
+                    opened.start(end)  # not waited for: an event loop may collect this generator
 
     @property
     def _is_open(self) -> bool:
@@ -221,12 +219,14 @@ class SyncQueue:
         """
         if not self._is_open:
             await in_thread(self._opened)  # it may wait for the server
-        opened = self._opened()
-
-        async def run() -> T:
-            return await function(opened.mq)
-
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run(), opened.loop))
+        future = self._opened().start(function)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if future.cancelled() and caller is not None and not caller.cancelling():
+                raise NotOpen(CLOSED) from None
+            raise
 
     def close(self) -> None:
         """Disconnect and end the thread. The next call opens again."""
@@ -269,10 +269,12 @@ class _Opened:
     """An event loop in a thread, with an open queue."""
 
     def __init__(self, mq: MessageQueue) -> None:
-        self.mq = mq
-        self.loop = asyncio.new_event_loop()
+        self._mq = mq
+        self._loop = asyncio.new_event_loop()
+        self._stopping = threading.Lock()
+        self._stopped = False
         self.thread = threading.Thread(
-            target=_run, args=(self.loop,), name="mx-rmq-sync", daemon=True
+            target=_run, args=(self._loop,), name="mx-rmq-sync", daemon=True
         )
         self.thread.start()
         try:
@@ -281,19 +283,32 @@ class _Opened:
                     "mq.sync needs a thread, and gevent or eventlet has replaced threads: use real"
                     " ones, such as gunicorn --worker-class gthread"
                 )
-            _wait(mq.open(), self.loop)
+            _wait(self.start(lambda mq: mq.open()))
         except BaseException:
             self._stop()
             raise
 
+    def start(self, function: Callable[[MessageQueue], Awaitable[T]]) -> Future[T]:
+        """Start a call. Every call that starts also ends: the loop cancels those it cannot run."""
+
+        async def run() -> T:
+            return await function(self._mq)
+
+        with self._stopping:
+            if self._stopped:
+                raise NotOpen(CLOSED)
+            return asyncio.run_coroutine_threadsafe(run(), self._loop)
+
     def close(self) -> None:
         try:
-            _wait(_close(self.mq), self.loop)
+            _wait(self.start(_close))
         finally:
             self._stop()
 
     def _stop(self) -> None:
-        self.loop.call_soon_threadsafe(self.loop.stop)
+        with self._stopping:
+            self._stopped = True
+            self._loop.call_soon_threadsafe(self._loop.stop)
         self.thread.join()
 
 
@@ -310,6 +325,10 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
             stopped = True
         except BaseException as error:  # noqa: BLE001 - for its caller, not for this thread
             logger.warning("a call through mq.sync raised %r; its event loop keeps running", error)
+    if late := asyncio.all_tasks(loop):  # they started after the queue was closed
+        for task in late:
+            task.cancel()
+        loop.run_until_complete(asyncio.wait(late, timeout=FINISH_WITHIN))
     loop.close()
 
 
@@ -324,12 +343,11 @@ async def _close(mq: MessageQueue) -> None:
             await asyncio.wait(late, timeout=FINISH_WITHIN)
 
 
-def _wait(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T:
-    future = asyncio.run_coroutine_threadsafe(work, loop)
+def _wait(future: Future[T]) -> T:
     try:
         return future.result()
     except CancelledError:
-        raise NotOpen("mq.sync was closed during this call") from None
+        raise NotOpen(CLOSED) from None
     except BaseException:
         future.cancel()
         raise

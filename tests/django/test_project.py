@@ -23,7 +23,7 @@ from tests.cli.running import running, until
 from tests.lab.ports import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from tests.cli.running import Running
 
@@ -45,10 +45,17 @@ def environment(url: str, directory: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("module", ["tests_queue", "tests_tasks", "tests_dashboard"])
-def test_the_tests_of_the_project_pass(module: str) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [("tests_queue", "--parallel=2"), ("tests_tasks",), ("tests_dashboard",)],
+    ids=lambda words: words[0],
+)
+def test_the_tests_of_the_project_pass_and_leave_nothing(
+    words: Sequence[str], short_path: Path
+) -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "error", MANAGE, "test", f"{SHOP}.{module}"],
+        [sys.executable, "-W", "error", MANAGE, "test", f"{SHOP}.{words[0]}", *words[1:]],
+        env={**os.environ, "TMPDIR": str(short_path)},
         capture_output=True,
         text=True,
         check=False,
@@ -56,6 +63,7 @@ def test_the_tests_of_the_project_pass(module: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "\nOK\n" in done.stderr
+    assert not list(short_path.iterdir())
 
 
 class Project:
@@ -143,9 +151,13 @@ def test_views_produce_and_wait_while_a_worker_works(server: str, project: Proje
 
 def test_workers_close_old_connections_and_a_killed_one_loses_no_task(project: Project) -> None:
     mq = MessageQueue(project.environment["SHOP_REDIS"])
-    with project.worker("--processes", "2", "--concurrency", "1") as worker:
+    with project.worker("--processes", "2", "--concurrency", "2") as worker:
+        exported = mq.sync.produce("export", None)
+        for _ in range(4):
+            mq.sync.result("transaction", mq.sync.produce("transaction", None), timeout=30)
         ids = [mq.sync.produce("connection", None) for _ in range(6)]
         assert {mq.sync.result("connection", id, timeout=30)[1] for id in ids} == {0}
+        assert mq.sync.result("export", exported, timeout=30) == 101
         id = mq.sync.produce("tasks:default", {"task": f"{SHOP}.tasks.crash_once"})
         worker.until_told("was killed by signal 9")
         done = mq.sync.result("tasks:default", id, timeout=30)
@@ -180,6 +192,24 @@ def test_the_fixtures_for_pytest_know_the_queue_of_a_project(short_path: Path) -
         timeout=60,
     )
     assert done.returncode == 0, done.stdout
+
+
+def test_the_workers_of_python_m_django_are_started_in_the_same_way(short_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "django", "mx_rmq", "worker", "--processes", "2"],
+        env={
+            **os.environ,
+            **environment("redis://127.0.0.1:1", short_path),
+            "MX_RMQ_PATIENCE": "0.5",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert "cannot use redis://127.0.0.1:1" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_project_without_handlers_is_told_where_they_belong(short_path: Path) -> None:

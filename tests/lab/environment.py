@@ -1,7 +1,7 @@
-"""A virtual environment with nothing but what some requirements name, and what those need.
+"""A virtual environment that contains only some requirements and their dependencies.
 
-Its packages are links to those of our own environment, so it has the pinned versions, costs a tenth
-of a second, and needs no network. What a user forgets to install is missing there, too.
+Its packages are links to those of our own environment, so it has the pinned versions, takes a tenth
+of a second, and needs no network. A requirement that an example forgets is missing there, too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STUB = "#!{python}\nfrom {module} import {first}\nraise SystemExit({function}())
 
 
 def make_environment(directory: Path, requirements: Iterable[str]) -> Path:
-    """Make an environment; return the directory of its programs."""
+    """Make an environment; return its directory of programs."""
     venv.create(directory, symlinks=True)
     programs = directory / "bin"
     (packages,) = directory.glob("lib/python*/site-packages")

@@ -183,11 +183,14 @@ async def test_a_call_that_has_left_its_thread_interrupts_nobody() -> None:
 
 
 PROFILED = """
-import asyncio, cProfile, time
+import asyncio, cProfile, threading, time
 from mx_rmq.runtime.threads import Call, Interrupted, Threads
+
+begun = threading.Event()
 
 def sleeps_on():
     try:
+        begun.set()
         time.sleep(0.2)
         for _ in range(1000):
             time.sleep(0.01)
@@ -195,10 +198,12 @@ def sleeps_on():
         return "struck"
 
 async def main():
-    loop = asyncio.get_running_loop()
     call = Call(sleeps_on, ())
-    loop.call_later(0.1, call.interrupt)
-    print(await Threads(1).run(call))
+    running = asyncio.create_task(Threads(1).run(call))
+    while not begun.is_set():  # an earlier interrupt would withdraw the call
+        await asyncio.sleep(0.001)
+    call.interrupt()
+    print(await running)
 
 asyncio.run(main())
 cProfile.run("asyncio.run(asyncio.sleep(0))")
@@ -207,5 +212,5 @@ cProfile.run("asyncio.run(asyncio.sleep(0))")
 
 def test_a_process_in_which_a_thread_was_interrupted_can_be_profiled() -> None:
     program = [sys.executable, "-c", PROFILED]  # it would hang, deaf to signals
-    done = subprocess.run(program, timeout=30, capture_output=True, text=True, check=True)
+    done = subprocess.run(program, timeout=60, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("struck")

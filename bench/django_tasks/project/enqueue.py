@@ -1,4 +1,4 @@
-"""The role of a producer: `enqueue note 20`, or `enqueue nothing 2000`, which prints a rate."""
+"""Enqueues tasks and prints how many per second: `enqueue note 20`, `enqueue nothing 2000`."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Settings for each backend, as its own page says; what that leaves open is its default."""
+"""The settings that each backend's own page asks for; all others keep their defaults."""
 
 import os
 from typing import Any

@@ -1,4 +1,4 @@
-"""Settings. The database is the one that libpq's variables name: PGHOST, PGPORT, PGUSER, …"""
+"""Settings. The database is where libpq's variables point to: PGHOST, PGPORT, PGUSER, and so on."""
 
 import os
 

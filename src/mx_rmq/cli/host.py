@@ -1,4 +1,4 @@
-"""A framework that runs these commands as its own, with its own settings: `manage.py mx_rmq …`."""
+"""A framework that runs our commands as its own, with its own settings: `manage.py mx_rmq …`."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ class Host:
     """What the framework decides. Passed to `main` as `obj`."""
 
     queue: Callable[..., MessageQueue]
-    """Makes a queue from url, prefix and patience; None: what the framework's settings say."""
+    """Makes a queue from the framework's settings; url, prefix and patience override them."""
     command: Sequence[str]
-    """Starts one of these commands in another process."""
+    """How another process starts one of our commands."""
     modules: Sequence[str]
-    """Whose code `worker --reload` watches."""
+    """The modules whose code `worker --reload` watches."""
     hint: str
-    """Where it looks for handlers, for the error that there are none."""
+    """Where handlers belong; shown if there are none."""
 
 
 def host() -> Host | None:
-    """Return the framework that runs the current command; None: it is `mx-rmq`."""
+    """Return the framework that runs the current command; None: it is `mx-rmq` itself."""
     context = click.get_current_context(silent=True)
     found = None if context is None else context.find_root().obj
     return found if isinstance(found, Host) else None
 
 
 def queue_of(**given: Any) -> MessageQueue:
-    """Return a queue from url, prefix and patience (None: not given) and the settings."""
+    """Return a queue from the settings; url, prefix and patience override them unless None."""
     from mx_rmq.queue import MessageQueue
 
     one = host()
@@ -45,6 +45,6 @@ def queue_of(**given: Any) -> MessageQueue:
 
 
 def settings_of(**given: Any) -> QueueSettings:
-    """Return the settings of that queue."""
+    """Return the settings of the queue that `queue_of` would return."""
     one = host()
     return QueueSettings.load(**given) if one is None else one.queue(**given).settings

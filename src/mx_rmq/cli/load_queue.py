@@ -45,10 +45,9 @@ def load(target: str, imports: Sequence[str] = ()) -> MessageQueue:
         )
     for one in imports:
         _imported(one)
-    framework = host()
-    if not found.handlers and framework is not None:
-        raise InvalidInput(f"the queue has no handlers: {framework.hint}")
     if not found.handlers:
+        if framework := host():
+            raise InvalidInput(f"the queue has no handlers: {framework.hint}")
         modules = ", ".join((name, *imports))
         raise InvalidInput(
             f"{name}:{attribute} has no handlers: declare one with @{attribute}.handler(topic), "

@@ -16,19 +16,19 @@ HEADERS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "Content-Type": "text/event-stream; charset=utf-8",
         "Cache-Control": "no-cache",
-        "X-Accel-Buffering": "no",  # or nginx would collect the events
+        "X-Accel-Buffering": "no",  # else nginx buffers the events
     }
 )
 """The headers of a response whose body is `mq.sse(…)`."""
 
 HEARTBEAT: Final = 15.0
-"""Seconds without an event after which a comment is sent: proxies close silent connections, and a
-WSGI server notices only by writing that its client has gone."""
+"""Seconds of silence after which a comment is sent. Proxies close silent connections, and a WSGI
+server learns that its client has gone only when it writes."""
 
 COMMENT: Final = b": still waiting\n\n"
 
 END: Final = b"event: end\ndata: {}\n\n"
-"""The last event. Without it an EventSource would connect again when the stream has ended."""
+"""The last event. At the end of a stream, an EventSource connects again unless it is closed."""
 
 
 def event_of(status: Status) -> bytes:

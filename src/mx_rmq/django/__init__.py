@@ -36,7 +36,7 @@ if not TYPE_CHECKING:  # a type checker would then accept any name
 
     def __getattr__(name: str) -> object:
         if name == "mq":
-            return _import_module("mx_rmq.django.queue").shared_queue()
+            return _import_module("mx_rmq.django.project_queue").shared_queue()
         if name in _MODULES:
             return getattr(_import_module(f"mx_rmq.django.{_MODULES[name]}"), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,11 +1,12 @@
-"""Database connections around handlers, as Django keeps them around requests.
+"""Closes old database connections around handlers, as Django does around requests.
 
-A connection belongs to a thread. Workers keep their threads for long, so a connection that is older
-than CONN_MAX_AGE, or that the database has closed, must not meet the next message.
+A connection belongs to a thread, and a worker's threads live long. So the next handler must not get
+one that is older than CONN_MAX_AGE, or that the database has closed.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
@@ -16,24 +17,46 @@ from django.db import connections
 from mx_rmq.core.middleware import Middleware
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator
 
     from mx_rmq.core.batch import Batch
     from mx_rmq.core.delivery import Delivery
     from mx_rmq.core.middleware import Handle, HandleBatch
 
-EVERY: Final = 1.0  # seconds between two looks at the connections that async handlers share
+CHECK_EVERY: Final = 1.0  # seconds, for the connections that async handlers share
 
 
 def close_old_connections() -> None:
-    """Close the connections of this thread that are broken or too old.
+    """Close this thread's connections that are broken or too old, unless in a transaction.
 
-    Not those in a transaction, which Django's function of this name would close: in a TestCase, a
-    handler runs in the transaction of the test.
+    Django's function of this name closes those, too. But in a TestCase, a handler runs in the
+    transaction of the test.
     """
     for connection in connections.all(initialized_only=True):
         if not connection.in_atomic_block:
             connection.close_if_unusable_or_obsolete()
+
+
+def drop_open_transactions() -> None:
+    """Drop this thread's connections that are in a transaction which nothing will end.
+
+    A handler left it open, or was interrupted just as it began or ended. Later handlers would write
+    into it, and nothing would commit that.
+    """
+    for connection in connections.all(initialized_only=True):
+        if connection.in_atomic_block:
+            connection.close()
+            del connections[connection.alias]
+
+
+def close_broken_connections() -> None:
+    """Close the connections of this thread that the database has closed, however old they are."""
+    for connection in connections.all(initialized_only=True):
+        if connection.errors_occurred and not connection.in_atomic_block:
+            if connection.is_usable():
+                connection.errors_occurred = False
+            else:
+                connection.close()
 
 
 @contextmanager
@@ -43,38 +66,47 @@ def fresh_connections() -> Iterator[None]:
     try:
         yield
     finally:
+        drop_open_transactions()
         close_old_connections()
 
 
 class FreshConnections(Middleware):
     """Closes old connections of the thread in which all async handlers use the ORM.
 
-    Once per second, and after every failed handler: so the retry of one that lost its connection
-    gets a new one.
+    It checks them at most once per second, and after every failed handler, so that its retry gets a
+    new one if the connection was lost. While other handlers run, which may be reading rows, it
+    closes only broken connections.
     """
 
     def __init__(self) -> None:
-        self._looked = 0.0
+        self._checked = 0.0
+        self._running = 0
 
     async def handle(self, delivery: Delivery, call_next: Handle) -> Any:
-        await self._look()
-        return await self._around(call_next(delivery))
+        return await self._around(lambda: call_next(delivery))
 
     async def handle_batch(self, batch: Batch, call_next: HandleBatch) -> Any:
-        await self._look()
-        return await self._around(call_next(batch))
+        return await self._around(lambda: call_next(batch))
 
-    async def _around(self, handling: Awaitable[Any]) -> Any:
+    async def _around(self, handle: Callable[[], Awaitable[Any]]) -> Any:
+        self._running += 1
         try:
-            return await handling
-        except Exception as raised:  # noqa: BLE001 - it is raised again
-            error = raised
-        # Not while the error is handled: sync_to_async would add its frames to the traceback.
-        await sync_to_async(close_old_connections)()
-        raise error
+            if time.monotonic() - self._checked >= CHECK_EVERY:
+                self._checked = math.inf  # the thread may be busy for long: only one waits for it
+                try:
+                    await self._close()
+                finally:
+                    self._checked = time.monotonic()
+            try:
+                return await handle()
+            except Exception as raised:  # noqa: BLE001 - it is raised again
+                error = raised
+            # Not while the error is handled: sync_to_async would add its frames to the traceback.
+            await self._close()
+            raise error
+        finally:
+            self._running -= 1
 
-    async def _look(self) -> None:
-        now = time.monotonic()
-        if now - self._looked >= EVERY:
-            self._looked = now
-            await sync_to_async(close_old_connections)()
+    async def _close(self) -> None:
+        others = self._running > 1
+        await sync_to_async(close_broken_connections if others else close_old_connections)()

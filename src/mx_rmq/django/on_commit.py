@@ -10,7 +10,7 @@ from django.db import transaction
 from mx_rmq.core.codec import encode_payload
 from mx_rmq.core.names import check_topic
 from mx_rmq.core.outgoing import Outgoing
-from mx_rmq.django.queue import shared_queue
+from mx_rmq.django.project_queue import shared_queue
 from mx_rmq.topic import Topic
 
 if TYPE_CHECKING:
@@ -27,13 +27,12 @@ def produce_on_commit(
     key: str | None = None,
     **options: Unpack[ProduceOptions],
 ) -> None:
-    """Produce once the transaction of this thread has committed; not at all if it rolls back.
+    """Produce when this thread's transaction commits; never if it rolls back.
 
-    `using` and `robust` are those of Django's `transaction.on_commit`; the rest is the same as for
-    `mq.produce`. It is checked now, by a typed topic its type, too, and the payload is taken as it
-    is now. Without a transaction it is produced at once. If the process dies, or Redis is away,
-    between the commit and the produce, there is no message: where that must not happen, use an
-    outbox.
+    `using` and `robust` are those of Django's `transaction.on_commit`, the rest is the same as for
+    `mq.produce`. Everything is checked now, with a typed topic also the payload's type; payload and
+    headers are copied now. Without a transaction, produce at once. If the process dies or Redis is
+    away right after the commit, the message is lost. Where that must not happen, use an outbox.
     """
     mq = shared_queue()
     if isinstance(topic, Topic):
@@ -43,6 +42,8 @@ def produce_on_commit(
     outgoing = Outgoing.of(name, payload, options, id=id, key=key)
     outgoing.message(mq.settings.max_payload)
     outgoing.duplicate_policy()
+    if "headers" in options:
+        options["headers"] = {**outgoing.headers}
     snapshot = msgspec.json.decode(encode_payload(payload, mq.settings.max_payload))
 
     def produce() -> None:

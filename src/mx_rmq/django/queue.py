@@ -1,31 +1,29 @@
-"""The queue of a Django project, made from `settings.MX_RMQ`.
+"""A queue for code whose event loops come and go.
 
 A Django process has many threads and event loops that come and go: under WSGI, an async view gets a
 new loop for each request. So the queue is not opened in them. A call, from any thread or loop, runs
-in the one background loop of `mq.sync`: opened by the first call, opened again after
-a fork, closed when the process ends. Only a worker opens it in its own loop.
+in the one background loop of `mq.sync`. The first call opens the queue there, a forked child opens
+it again, and it is closed when the process ends. Only a worker opens it in its own loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Mapping
 from contextlib import asynccontextmanager
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from django.conf import settings
-from django.core.exceptions import ImproperlyConfigured
-from django.utils.module_loading import import_string
-
-from mx_rmq.core.errors import InvalidInput, NotOpen
-from mx_rmq.django.connections import FreshConnections, fresh_connections
+from mx_rmq.core.errors import NotOpen
 from mx_rmq.queue import MessageQueue
-from mx_rmq.settings import QueueOptions, WorkerSettings
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+    from collections.abc import (
+        AsyncGenerator,
+        AsyncIterator,
+        Awaitable,
+        Callable,
+        Iterable,
+        Sequence,
+    )
     from contextlib import AbstractAsyncContextManager
     from datetime import datetime
 
@@ -35,7 +33,7 @@ if TYPE_CHECKING:
     from mx_rmq.flow import Flow
     from mx_rmq.runtime.producer import Producer
 
-OPTIONS = ("url", *QueueOptions.__annotations__, "middleware", "lifespan")
+T = TypeVar("T")
 
 
 class DjangoQueue(MessageQueue):
@@ -51,10 +49,8 @@ class DjangoQueue(MessageQueue):
         **options: Unpack[ProduceOptions],
     ) -> str:
         """Produce a message and return its id. Once this returns, the message is not lost."""
-        if self._is_open_here:
-            return await super().produce(topic, payload, id=id, key=key, **options)
-        return await self.sync.acall(
-            lambda mq: mq.produce(topic, payload, id=id, key=key, **options)
+        return await self._call(
+            lambda mq: MessageQueue.produce(mq, topic, payload, id=id, key=key, **options)
         )
 
     async def produce_many(
@@ -67,10 +63,8 @@ class DjangoQueue(MessageQueue):
         **options: Unpack[ProduceOptions],
     ) -> list[str]:
         """Produce many messages of one topic, in order, and return their ids."""
-        if self._is_open_here:
-            return await super().produce_many(topic, payloads, ids=ids, keys=keys, **options)
-        return await self.sync.acall(
-            lambda mq: mq.produce_many(topic, payloads, ids=ids, keys=keys, **options)
+        return await self._call(
+            lambda mq: MessageQueue.produce_many(mq, topic, payloads, ids=ids, keys=keys, **options)
         )
 
     async def reschedule(
@@ -82,9 +76,9 @@ class DjangoQueue(MessageQueue):
         at: datetime | float | None = None,
     ) -> bool:
         """Give a pending or delayed message another due time."""
-        if self._is_open_here:
-            return await super().reschedule(topic, id, delay=delay, at=at)
-        return await self.sync.acall(lambda mq: mq.reschedule(topic, id, delay=delay, at=at))
+        return await self._call(
+            lambda mq: MessageQueue.reschedule(mq, topic, id, delay=delay, at=at)
+        )
 
     def flow(self) -> AbstractAsyncContextManager[Flow]:  # type: ignore[override]
         """Start a flow: `async with mq.flow() as flow:`, or `with mq.sync.flow() as flow:`."""
@@ -106,9 +100,7 @@ class DjangoQueue(MessageQueue):
 
     async def signal(self, topic: str, id: str, name: str, value: Any = None) -> bool:
         """Send a signal to a message, for its handler's `delivery.wait(name)`."""
-        if self._is_open_here:
-            return await super().signal(topic, id, name, value)
-        return await self.sync.acall(lambda mq: mq.signal(topic, id, name, value))
+        return await self._call(lambda mq: MessageQueue.signal(mq, topic, id, name, value))
 
     async def result(
         self,
@@ -119,15 +111,13 @@ class DjangoQueue(MessageQueue):
         type: Any = Any,
     ) -> Any:
         """Wait until a message has completed; return what its handler returned, as `type`."""
-        if self._is_open_here:
-            return await super().result(topic, id, timeout=timeout, type=type)
-        return await self.sync.acall(lambda mq: mq.result(topic, id, timeout=timeout, type=type))
+        return await self._call(
+            lambda mq: MessageQueue.result(mq, topic, id, timeout=timeout, type=type)
+        )
 
     async def status(self, topic: str, id: str) -> Status | None:
         """Return where a message is; None: nothing is known of it."""
-        if self._is_open_here:
-            return await super().status(topic, id)
-        return await self.sync.acall(lambda mq: mq.status(topic, id))
+        return await self._call(lambda mq: MessageQueue.status(mq, topic, id))
 
     def watch(self, topic: str, id: str) -> AsyncGenerator[Status, None]:
         """Yield where a message is, now and after every change, until it has ended."""
@@ -152,6 +142,10 @@ class DjangoQueue(MessageQueue):
             await self.sync.acall(leave)
             raise
 
+    async def _call(self, method: Callable[[MessageQueue], Awaitable[T]]) -> T:
+        """Call a method where the queue is open: in this event loop, or in that of mq.sync."""
+        return await (method(self) if self._is_open_here else self.sync.acall(method))
+
     @property
     def _is_open_here(self) -> bool:
         """Whether the running event loop has opened it: that of a worker, or of mq.sync."""
@@ -166,75 +160,3 @@ class DjangoQueue(MessageQueue):
                 "`await mq.sync.acall(lambda mq: mq.admin.topics())`, and mq.sync.call where "
                 "nothing can be awaited"
             ) from None
-
-
-def queue_from(given: Any, **overrides: Any) -> DjangoQueue:
-    """Return a queue from the value of settings.MX_RMQ; overrides that are None do not count."""
-    if not isinstance(given, Mapping):  # not shown: it may be a URL with a password
-        raise ImproperlyConfigured(
-            f"settings.MX_RMQ is of type {type(given).__name__}, not a dict of the options of "
-            'MessageQueue, such as {"url": "redis://localhost:6379/0"}'
-        )
-    for name in given:
-        _check_name(name)
-    options = {**given, **{name: one for name, one in overrides.items() if one is not None}}
-    given_middleware = options.pop("middleware", ())
-    if isinstance(given_middleware, str) or not isinstance(given_middleware, list | tuple):
-        raise ImproperlyConfigured(
-            f'settings.MX_RMQ["middleware"]={given_middleware!r:.80} is not a list of classes'
-        )
-    middleware = [_made(_imported("middleware", one)) for one in given_middleware]
-    lifespan = _imported("lifespan", options.pop("lifespan", None))
-    try:
-        mq = DjangoQueue(middleware=[FreshConnections(), *middleware], lifespan=lifespan, **options)
-    except InvalidInput as error:
-        raise ImproperlyConfigured(f"settings.MX_RMQ: {error}") from error
-    mq.thread_scope = fresh_connections
-    return mq
-
-
-def _check_name(name: Any) -> None:
-    if name in OPTIONS:
-        return
-    if name in {one.name for one in fields(WorkerSettings)}:
-        why = (
-            f"{name!r} is a setting of workers: pass it to `manage.py mx_rmq worker`, or set "
-            f"MX_RMQ_{name.upper()} in the environment"
-        )
-    elif isinstance(name, str) and name.lower() in OPTIONS:
-        why = f"{name!r} is not an option; did you mean {name.lower()!r}?"
-    else:
-        why = f"{name!r:.80} is not an option; the options are {', '.join(OPTIONS)}"
-    raise ImproperlyConfigured(f"settings.MX_RMQ: {why}")
-
-
-def _imported(option: str, value: Any) -> Any:
-    """Return what a dotted path names, or the value itself if it is none."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return import_string(value)
-    except ImportError as error:
-        raise ImproperlyConfigured(f'settings.MX_RMQ["{option}"]: {error}') from error
-
-
-def _made(middleware: Any) -> Any:
-    return middleware() if isinstance(middleware, type) else middleware
-
-
-class _Shared:
-    """The one queue of this process."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._mq: DjangoQueue | None = None
-
-    def get(self) -> DjangoQueue:
-        with self._lock:
-            if self._mq is None:
-                self._mq = queue_from(getattr(settings, "MX_RMQ", {}))
-                _ = self._mq.sync  # made once, before any thread asks for it
-            return self._mq
-
-
-shared_queue = _Shared().get

@@ -6,18 +6,7 @@ from typing import TYPE_CHECKING
 
 import django
 
-if TYPE_CHECKING:
-    from django_tasks import task_backends
-    from django_tasks.backends.base import BaseTaskBackend
-    from django_tasks.base import Task, TaskContext, TaskError, TaskResult, TaskResultStatus
-    from django_tasks.exceptions import (
-        InvalidTaskBackendError,
-        InvalidTaskError,
-        TaskResultDoesNotExist,
-    )
-    from django_tasks.signals import task_enqueued, task_finished, task_started
-    from django_tasks.utils import normalize_json
-elif django.VERSION >= (6, 0):
+if not TYPE_CHECKING and django.VERSION >= (6, 0):
     from django.tasks import task_backends
     from django.tasks.backends.base import BaseTaskBackend
     from django.tasks.base import Task, TaskContext, TaskError, TaskResult, TaskResultStatus

@@ -8,7 +8,7 @@ from django.apps import apps
 from django.utils import timezone
 
 from mx_rmq.core.message import Priority
-from mx_rmq.django.queue import shared_queue
+from mx_rmq.django.project_queue import shared_queue
 from mx_rmq.django.task_api import (
     BaseTaskBackend,
     InvalidTaskBackendError,
@@ -17,8 +17,8 @@ from mx_rmq.django.task_api import (
     TaskResultStatus,
     task_enqueued,
 )
-from mx_rmq.django.task_call import TaskCall, call_of, due_time
-from mx_rmq.django.task_results import read, result_of
+from mx_rmq.django.task_call import TaskCall, with_zone
+from mx_rmq.django.task_results import read_task, result_of
 from mx_rmq.django.task_topics import OPTIONS, declare, topic_of
 
 if TYPE_CHECKING:
@@ -53,14 +53,9 @@ class TaskBackend(BaseTaskBackend):
     def enqueue(
         self, task: Task[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> TaskResult[Any]:
-        """Enqueue a task now. After the commit: `transaction.on_commit(partial(task.enqueue))`."""
-        result, call = self._new(task, args, kwargs)
-        id = shared_queue().sync.produce(
-            topic_of(self.alias, task.queue_name),
-            call,
-            priority=_priority(task.priority),
-            at=due_time(task.run_after),
-        )
+        """Enqueue a task now, without waiting for the transaction to commit."""
+        result, message = self._new(task, args, kwargs)
+        id = shared_queue().sync.produce(**message)
         object.__setattr__(result, "id", id)
         task_enqueued.send_robust(type(self), task_result=result)
         return result
@@ -69,21 +64,18 @@ class TaskBackend(BaseTaskBackend):
         self, task: Task[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> TaskResult[Any]:
         """Enqueue a task from async code."""
-        result, call = self._new(task, args, kwargs)
-        id = await shared_queue().produce(
-            topic_of(self.alias, task.queue_name),
-            call,
-            priority=_priority(task.priority),
-            at=due_time(task.run_after),
-        )
+        result, message = self._new(task, args, kwargs)
+        id = await shared_queue().produce(**message)
         object.__setattr__(result, "id", id)
         await task_enqueued.asend_robust(type(self), task_result=result)
         return result
 
     def _new(
         self, task: Task[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> tuple[TaskResult[Any], TaskCall]:
+    ) -> tuple[TaskResult[Any], dict[str, Any]]:
+        """Return a result without an id, and the arguments of `produce`."""
         self.validate_task(task)
+        due = with_zone(task.run_after)
         result: TaskResult[Any] = TaskResult(
             task=task,
             id="",
@@ -98,7 +90,19 @@ class TaskBackend(BaseTaskBackend):
             errors=[],
             worker_ids=[],
         )
-        return result, call_of(task, result.args, result.kwargs)
+        call = TaskCall(
+            task=task.module_path,
+            args=result.args,
+            kwargs=result.kwargs,
+            priority=task.priority,
+            run_after=due,
+        )
+        return result, {
+            "topic": topic_of(self.alias, task.queue_name),
+            "payload": call,
+            "priority": _priority(task.priority),
+            "at": due,
+        }
 
     def get_result(self, result_id: str) -> TaskResult[Any]:
         """Return a task's result, or raise TaskResultDoesNotExist."""
@@ -110,14 +114,14 @@ class TaskBackend(BaseTaskBackend):
 
     async def _find(self, mq: MessageQueue, id: str) -> TaskResult[Any]:
         for queue in sorted(self.queues, key=lambda name: (name != "default", name)):
-            found = await read(mq, topic_of(self.alias, queue), id)
+            found = await read_task(mq, topic_of(self.alias, queue), id)
             if found is not None:
                 return result_of(found, alias=self.alias, queue=queue)
         raise TaskResultDoesNotExist(id)
 
 
 def _priority(number: int) -> Priority:
-    """Return one of our three priorities for one of Django's, -100 to 100."""
+    """Map Django's priorities, -100 to 100, to our three."""
     if number == 0:
         return Priority.NORMAL
     return Priority.HIGH if number > 0 else Priority.LOW

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inspect import iscoroutinefunction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from django.utils import timezone
@@ -11,7 +11,7 @@ from django.utils import timezone
 from mx_rmq.core.delivery import Delivery  # noqa: TC001 - read when the handler is declared
 from mx_rmq.core.message import VERSION, Failure, Message
 from mx_rmq.core.outcome import Circumstances, DeadLetter, after_error
-from mx_rmq.django.queue import shared_queue
+from mx_rmq.django.project_queue import shared_queue
 from mx_rmq.django.task_api import (
     TaskContext,
     TaskResult,
@@ -21,20 +21,18 @@ from mx_rmq.django.task_api import (
     task_finished,
     task_started,
 )
-from mx_rmq.django.task_call import TaskCall, due_time, task_of
+from mx_rmq.django.task_call import TaskCall, task_of, with_zone
 from mx_rmq.django.task_results import (
     Finished,
     TaskMessage,
     error_of,
     errors_of,
-    read,
+    read_task,
     time_of,
     workers_of,
 )
 from mx_rmq.runtime import current
-
-if TYPE_CHECKING:
-    from datetime import datetime
+from mx_rmq.runtime.steps import encode_kept
 
 
 class TaskHandler:
@@ -80,25 +78,23 @@ class _Attempt:
         context = (TaskContext(task_result=self.result),) if task.takes_context else ()
         self._args = (*context, *self.result.args)
 
-    def run(self) -> Finished:
+    def run(self) -> msgspec.Raw:
         try:
-            value = normalize_json(self._function(*self._args, **self._call.kwargs))
+            finished = self._succeeded(self._function(*self._args, **self._call.kwargs))
         except Exception as error:
             if self._failed(error):
                 task_finished.send_robust(self.sender, task_result=self.result)
             raise
-        finished = self._succeeded(value)
         task_finished.send_robust(self.sender, task_result=self.result)
         return finished
 
-    async def run_async(self) -> Finished:
+    async def run_async(self) -> msgspec.Raw:
         try:
-            value = normalize_json(await self._function(*self._args, **self._call.kwargs))
+            finished = self._succeeded(await self._function(*self._args, **self._call.kwargs))
         except Exception as error:
             if self._failed(error):
                 await task_finished.asend_robust(self.sender, task_result=self.result)
             raise
-        finished = self._succeeded(value)
         await task_finished.asend_robust(self.sender, task_result=self.result)
         return finished
 
@@ -106,23 +102,27 @@ class _Attempt:
     def _function(self) -> Any:
         return self.result.task.func
 
-    def _succeeded(self, value: Any) -> Finished:
-        result = self.result
-        object.__setattr__(result, "_return_value", value)
-        object.__setattr__(result, "status", TaskResultStatus.SUCCESSFUL)
-        object.__setattr__(result, "finished_at", timezone.now())
-        return Finished(
+    def _succeeded(self, returned: Any) -> msgspec.Raw:
+        """Note a success; return what is kept. A value that cannot be kept is a failure."""
+        result, value, now = self.result, normalize_json(returned), timezone.now()
+        finished = Finished(
             call=self._call,
             value=value,
-            started_at=_with_zone(result.started_at),
-            attempted_at=_with_zone(result.last_attempted_at),
-            finished_at=_with_zone(result.finished_at),
+            started_at=with_zone(result.started_at),
+            attempted_at=with_zone(result.last_attempted_at),
+            finished_at=with_zone(now),
             errors=[(one.exception_class_path, one.traceback) for one in result.errors],
             workers=result.worker_ids,
         )
+        limit = shared_queue().settings.max_payload
+        kept = encode_kept(f"the result of {self._call.task}", finished, limit)
+        object.__setattr__(result, "_return_value", value)
+        object.__setattr__(result, "status", TaskResultStatus.SUCCESSFUL)
+        object.__setattr__(result, "finished_at", now)
+        return kept
 
     def _failed(self, error: Exception) -> bool:
-        """Note a failed attempt; return whether there will be no other."""
+        """Return whether this was the last attempt; if so, mark the result as failed."""
         view = self._earlier.view if self._earlier else None
         message = Message(
             v=VERSION,
@@ -142,13 +142,6 @@ class _Attempt:
         return True
 
 
-def _with_zone(at: datetime | None) -> datetime:
-    aware = due_time(at)
-    if aware is None:
-        raise AssertionError("a task that was run has all its times")
-    return aware
-
-
 def _read_earlier(delivery: Delivery) -> TaskMessage | None:
-    """Read what earlier attempts have left."""
-    return shared_queue().sync.call(lambda mq: read(mq, delivery.topic, delivery.id))
+    """Read what is known of the earlier attempts."""
+    return shared_queue().sync.call(lambda mq: read_task(mq, delivery.topic, delivery.id))

@@ -1,6 +1,6 @@
-"""What Django shows of a task: a TaskResult, made from its message or from the kept result.
+"""A task's TaskResult, made from its message, or from its result once it has completed.
 
-A message that completed is gone; so the handler's result says all that a TaskResult needs.
+A completed message is gone, so the handler's result contains all that a TaskResult needs.
 """
 
 from __future__ import annotations
@@ -16,8 +16,14 @@ from mx_rmq.admin.history import What
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import UNSTARTED, State
 from mx_rmq.core.outcome import Reject
-from mx_rmq.django.task_api import TaskError, TaskResult, TaskResultDoesNotExist, TaskResultStatus
-from mx_rmq.django.task_call import TaskCall, local, task_of
+from mx_rmq.django.task_api import (
+    InvalidTaskError,
+    TaskError,
+    TaskResult,
+    TaskResultDoesNotExist,
+    TaskResultStatus,
+)
+from mx_rmq.django.task_call import TaskCall, django_time, task_of
 
 if TYPE_CHECKING:
     from mx_rmq.admin.models import FailureView, MessageView
@@ -34,7 +40,7 @@ STATUS: Final = {
 """Every other state is READY."""
 
 NO_HANDLER_RAISED: Final = ("aborted", "expired")
-"""How the reason of a dead letter begins that no error of the task explains."""
+"""How the reason of a dead letter begins if no handler raised it."""
 
 
 class Finished(msgspec.Struct, frozen=True):
@@ -42,9 +48,9 @@ class Finished(msgspec.Struct, frozen=True):
 
     call: TaskCall
     value: Any
-    started_at: datetime  # the worker's clock, as for the next two
-    attempted_at: datetime
-    finished_at: datetime
+    started_at: datetime | None  # the worker's clock, as for the next two
+    attempted_at: datetime | None
+    finished_at: datetime | None
     errors: list[tuple[str, str]]  # paths of exceptions and tracebacks
     workers: list[str]
 
@@ -58,7 +64,7 @@ class TaskMessage:
 
     @property
     def started_at(self) -> datetime | None:
-        """When it was first handed to a worker, as far as the history goes back."""
+        """When a worker first got it, as far as the history goes back."""
         return time_of(self.dispatched[0]) if self.dispatched else None
 
     @property
@@ -66,10 +72,10 @@ class TaskMessage:
         return time_of(self.dispatched[-1]) if self.dispatched else None
 
 
-async def read(mq: MessageQueue, topic: str, id: str) -> TaskMessage | None:
+async def read_task(mq: MessageQueue, topic: str, id: str) -> TaskMessage | None:
     """Return a task's message; None: there is none."""
     view = None
-    with suppress(InvalidInput):  # nothing was ever enqueued, or no message can have this id
+    with suppress(InvalidInput):  # the topic does not exist yet, or no message can have this id
         view = await mq.admin.get(topic, id)
     if view is None:
         return None
@@ -92,7 +98,7 @@ def errors_of(view: MessageView) -> list[TaskError]:
 
 
 def workers_of(view: MessageView) -> list[str]:
-    """Return the workers of the attempts so far; "" for one that is not known any more."""
+    """Return the workers of the attempts so far; "" for each that is no longer known."""
     known = [one.worker for one in view.errors]
     return [""] * (view.attempts - len(known)) + known
 
@@ -132,9 +138,9 @@ def _finished(view: MessageView, *, alias: str, queue: str) -> TaskResult[Any]:
         id=view.id,
         status=TaskResultStatus.SUCCESSFUL,
         enqueued_at=time_of(view.created_at),
-        started_at=local(done.started_at),
-        last_attempted_at=local(done.attempted_at),
-        finished_at=local(done.finished_at),
+        started_at=django_time(done.started_at),
+        last_attempted_at=django_time(done.attempted_at),
+        finished_at=django_time(done.finished_at),
         args=done.call.args,
         kwargs=done.call.kwargs,
         backend=alias,
@@ -148,13 +154,13 @@ def _finished(view: MessageView, *, alias: str, queue: str) -> TaskResult[Any]:
 def _task(view: MessageView, call: TaskCall, *, alias: str, queue: str) -> Task[..., Any]:
     try:
         return task_of(call, alias=alias, queue=queue)
-    except (ImportError, Reject) as error:  # it was renamed or removed
+    except (ImportError, InvalidTaskError, Reject) as error:  # it was renamed or removed
         raise TaskResultDoesNotExist(f"{view.id}: {error}") from error
 
 
 def time_of(seconds: float | None) -> datetime | None:
     """Return a server time as Django shows it."""
-    return None if seconds is None else local(datetime.fromtimestamp(seconds, UTC))
+    return None if seconds is None else django_time(datetime.fromtimestamp(seconds, UTC))
 
 
 def error_of(failure: Failure | FailureView) -> TaskError:

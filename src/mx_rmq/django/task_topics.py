@@ -9,7 +9,7 @@ from django.conf import settings
 from django.utils.module_loading import import_string
 
 from mx_rmq.core.errors import InvalidInput
-from mx_rmq.django.queue import shared_queue
+from mx_rmq.django.project_queue import shared_queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,7 +37,7 @@ def topic_of(alias: str, queue: str) -> str:
 
 
 def declare(alias: str, queues: Iterable[str], options: Any) -> None:
-    """Declare the handler of each queue, once per process. Raises what is wrong as a ValueError."""
+    """Declare the handler of each queue, once per process; ValueError if something is wrong."""
     from mx_rmq.django.task_handler import TaskHandler
 
     where = f"TASKS[{alias!r}]"
@@ -76,7 +76,7 @@ def declare_configured() -> None:
 def _is_ours(path: str) -> bool:
     try:
         found = import_string(path)
-    except ImportError:  # Django says so, when it is used
+    except ImportError:  # Django says so when the backend is used
         return False
     return isinstance(found, type) and any(
         one.__module__ == "mx_rmq.django.task_backend" for one in found.__mro__

@@ -7,10 +7,11 @@ back with it. For pytest, `drain` works with the fixtures of `mx_rmq.testing`.
 from __future__ import annotations
 
 import asyncio
-import atexit
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
+from functools import cache
+from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Unpack
 
 from asgiref.sync import sync_to_async
@@ -18,7 +19,7 @@ from django import test
 from django.db import connections
 
 from mx_rmq.core.errors import InvalidInput
-from mx_rmq.django.queue import shared_queue
+from mx_rmq.django.project_queue import shared_queue
 from mx_rmq.testing import ANY, assert_not_produced, assert_produced, produced, use
 from mx_rmq.testing.use_in_tests import server
 from mx_rmq.worker import Drained, Worker
@@ -40,8 +41,8 @@ NEVER_COMMITS: Final = (
 def drain(*, databases: Iterable[str] | None = None, delayed: bool = False) -> Drained:
     """Run the handlers of all pending messages, on the database connections of this thread.
 
-    What they produce on commit is produced and handled, too, also if the test's transaction never
-    commits. `databases`: aliases; None: all. In an async test: `await sync_to_async(drain)()`.
+    What they produce on commit is produced and handled too, even though the test's transaction
+    never commits. `databases`: aliases; None: all. In async tests: `await sync_to_async(drain)()`.
     """
     try:
         asyncio.get_running_loop()
@@ -54,20 +55,33 @@ def drain(*, databases: Iterable[str] | None = None, delayed: bool = False) -> D
     while True:
         with ExitStack() as stack:
             for alias in aliases:
-                stack.enter_context(
-                    test.TestCase.captureOnCommitCallbacks(using=alias, execute=True)
-                )
+                stack.enter_context(_committed(alias))
             once = _drain_on(aliases, delayed=delayed)
         total = _sum(total, once)
         if once in (Drained(), Drained(snoozed=once.snoozed)):
             return total
 
 
-def _drain_on(aliases: list[str], *, delayed: bool) -> Drained:
-    """Drain in one thread, which uses the connections of this one.
+@contextmanager
+def _committed(alias: str) -> Iterator[None]:
+    """Call what was to be called on commit in this block, and only once.
 
-    So does the thread in which async handlers use the ORM. It must not be this thread: that of an
-    async test already serves the ORM calls of the test's event loop.
+    Django's captureOnCommitCallbacks leaves them where they are. One around a drain, or a commit
+    after it, would call them again.
+    """
+    before = len(connections[alias].run_on_commit)
+    try:
+        with test.TestCase.captureOnCommitCallbacks(using=alias, execute=True):
+            yield
+    finally:
+        del connections[alias].run_on_commit[before:]
+
+
+def _drain_on(aliases: list[str], *, delayed: bool) -> Drained:
+    """Drain in another thread, which uses the connections of this one.
+
+    The thread in which async handlers use the ORM uses them too. This thread cannot do the work
+    itself: in an async test it already serves the ORM calls of the test's event loop.
     """
     ours = {alias: connections[alias] for alias in aliases}
 
@@ -106,34 +120,26 @@ def _sum(one: Drained, other: Drained) -> Drained:
     )
 
 
-class _Server:
-    """One server for all tests of a process."""
-
-    def __init__(self) -> None:
-        self._url: str | None = None
-
-    def url(self) -> str:
-        if self._url is None:
-            stack = ExitStack()
-            self._url = stack.enter_context(server())
-            atexit.register(stack.close)
-        return self._url
-
-
-_server = _Server()
+@cache
+def _server_url() -> str:
+    """Start a server for all tests of this process; return its URL."""
+    stack = ExitStack()
+    url = stack.enter_context(server())
+    Finalize(None, stack.close, exitpriority=0)  # atexit does not reach `test --parallel`
+    return url
 
 
 class QueueMixin(test.SimpleTestCase):
     """Puts the queue of the project into test mode for each test; see `mx_rmq.testing.use`."""
 
     mx_rmq_url: ClassVar[str | None] = None
-    """A Redis for tests. None: a server that starts with the first test, by the extra embedded."""
+    """A server for the tests. None: one is started with the first test (extra `embedded`)."""
     mx_rmq_options: ClassVar[dict[str, bool]] = {}
     """Options of `mx_rmq.testing.use`, such as {"instant_delays": True}."""
 
     def setUp(self) -> None:
         super().setUp()
-        url = self.mx_rmq_url or _server.url()
+        url = self.mx_rmq_url or _server_url()
         self.mq: DjangoQueue = shared_queue()
         self.enterContext(use(self.mq, url, **self.mx_rmq_options))
 

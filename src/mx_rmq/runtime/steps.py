@@ -177,16 +177,21 @@ class StepKeeper:
 
     def encoded(self, what: str, value: Any) -> msgspec.Raw:
         """Encode a value to be kept, or refuse it."""
-        try:
-            return codec.encode_payload(value, self.max_payload)
-        except PayloadTooLarge as error:
-            raise InvalidInput(
-                f"{what} cannot be kept: it takes {error.size:,} bytes; "
-                f"the limit is {error.limit:,} (setting max_payload)"
-            ) from error
-        except Exception as error:  # serializers are user code
-            why = str(error) if isinstance(error, InvalidInput) else named(error)
-            raise InvalidInput(f"{what} cannot be kept: {why}") from error
+        return encode_kept(what, value, self.max_payload)
+
+
+def encode_kept(what: str, value: Any, limit: int) -> msgspec.Raw:
+    """Encode a value to be kept, or refuse it by the name of what it is."""
+    try:
+        return codec.encode_payload(value, limit)
+    except PayloadTooLarge as error:
+        raise InvalidInput(
+            f"{what} cannot be kept: it takes {error.size:,} bytes; "
+            f"the limit is {error.limit:,} (setting max_payload)"
+        ) from error
+    except Exception as error:  # serializers are user code
+        why = str(error) if isinstance(error, InvalidInput) else named(error)
+        raise InvalidInput(f"{what} cannot be kept: {why}") from error
 
 
 def completion(handler: Handler, message: Message, worker: str, result: bytes) -> Complete:

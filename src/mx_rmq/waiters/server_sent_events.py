@@ -1,4 +1,4 @@
-"""What `mq.sse` yields: every change of a message, a comment now and then, and the end."""
+"""`mq.sse`: every change of a message, a comment after each silence, and the end, as bytes."""
 
 from __future__ import annotations
 

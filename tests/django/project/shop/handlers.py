@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 
 from django.db import connection, transaction
@@ -29,9 +30,28 @@ def refuse(order: int) -> None:
     raise ValueError("refused")
 
 
+@mq.handler("export", result_ttl=600)
+async def export(_: None) -> int:
+    """Read rows while other handlers begin, more than a second after this one."""
+    await Order.objects.abulk_create([Order(item="pen") for _ in range(101)])
+    count = 0
+    async for _row in Order.objects.aiterator(chunk_size=100):
+        if not count:
+            await asyncio.sleep(1.1)
+            for id in await mq.produce_many("connection", [None] * 4):
+                await mq.result("connection", id)
+        count += 1
+    return count
+
+
+@mq.handler("transaction", result_ttl=600)
+def leave_a_transaction_open(_: None) -> None:
+    transaction.atomic().__enter__()
+
+
 @mq.handler("connection", result_ttl=600)
 def which_connection(_: None) -> list[int]:
     """Say which process this is, and whether its connection was open before."""
-    was_open = connection.connection is not None
+    was_open = connection.connection is not None or connection.in_atomic_block
     Order.objects.count()
     return [os.getpid(), int(was_open)]

@@ -68,6 +68,11 @@ def not_json() -> object:
     return object()
 
 
+@task
+def repeat(text: str, times: int) -> str:
+    return text * times
+
+
 @task(takes_context=True)
 def crash_once(context: TaskContext) -> int:
     if context.attempt == 1:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
 
+from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 from django.test import SimpleTestCase
 
 from mx_rmq import InvalidInput, NotOpen, ServerUnavailable
 from mx_rmq.django import mq, produce_on_commit
-from mx_rmq.django.queue import queue_from
+from mx_rmq.django.connections import FreshConnections
+from mx_rmq.django.project_queue import queue_from
 from mx_rmq.django.testing import TestCase, TransactionTestCase
 from mx_rmq.testing import Containing
 from tests.django.project.shop.models import Order
@@ -63,12 +69,12 @@ class OnCommit(TransactionTestCase):
         produce_on_commit(counts, 1)
         self.assertProduced("order.counted", 1, times=1)
 
-    def test_the_payload_is_taken_as_it_is_now(self) -> None:
-        payload = {"item": "book"}
+    def test_payload_and_headers_are_taken_as_they_are_now(self) -> None:
+        payload, headers = {"item": "book"}, {"shop": "1"}
         with transaction.atomic():
-            produce_on_commit("order.placed", payload)
-            payload["item"] = "pen"
-        self.assertProduced("order.placed", {"item": "book"})
+            produce_on_commit("order.placed", payload, headers=headers)
+            payload["item"] = headers["shop"] = "pen"
+        self.assertProduced("order.placed", {"item": "book"}, headers={"shop": "1"})
 
     def test_if_redis_is_away_the_row_is_stored_and_the_caller_learns_of_it(self) -> None:
         self.mq.sync.close()
@@ -95,6 +101,13 @@ class Drains(TestCase):
         self.assertEqual(Order.objects.count(), 0)
         self.assertEqual(self.drain().completed, 0)
 
+    def test_what_a_drain_has_produced_on_commit_is_not_produced_again(self) -> None:
+        with self.captureOnCommitCallbacks(execute=True):
+            mq.sync.produce("order.placed", Order.objects.create(item="book").pk)
+            self.assertEqual(self.drain().completed, 2)
+        self.assertProduced("order.shipped", times=1)
+        self.assertEqual(self.drain().completed, 0)
+
     def test_a_failed_handler_is_counted(self) -> None:
         made = Order.objects.create(item="book")
         mq.sync.produce("order.refused", made.pk)
@@ -104,8 +117,6 @@ class Drains(TestCase):
         self.assertEqual(made.state, "refused")
 
     async def test_async_views_and_async_tests_need_no_open_queue(self) -> None:
-        from asgiref.sync import sync_to_async
-
         answer = await self.async_client.post("/orders/async/", {"item": "book"})
         id = answer.json()["id"]
         self.assertProduced("order.placed", id=id)
@@ -157,6 +168,25 @@ class Drains(TestCase):
         self.assertProduced("order.placed", Containing({"item": "book"}))
 
 
+class Connections(SimpleTestCase):
+    async def test_a_thread_that_is_busy_holds_back_only_who_looks_at_it(self) -> None:
+        fresh, release = FreshConnections(), threading.Event()
+
+        async def nothing(_: object) -> str:
+            return "handled"
+
+        busy = asyncio.create_task(sync_to_async(release.wait)(10))
+        with patch("mx_rmq.django.connections.CHECK_EVERY", 0):
+            looking: Any = asyncio.create_task(fresh.handle(None, nothing))  # type: ignore[arg-type]
+            await asyncio.sleep(0)
+            async with asyncio.timeout(5):
+                self.assertEqual(await fresh.handle(None, nothing), "handled")  # type: ignore[arg-type]
+            self.assertFalse(looking.done())
+            release.set()
+            self.assertEqual(await looking, "handled")
+        await busy
+
+
 class Settings(SimpleTestCase):
     def refused(self, given: object, text: str) -> None:
         with self.assertRaisesMessage(ImproperlyConfigured, text):
@@ -176,8 +206,6 @@ class Settings(SimpleTestCase):
         self.refused({"url": URL, "middleware": ["builtins.dict"]}, "middleware {} is not an inst")
 
     def test_the_environment_decides_what_settings_leave_open(self) -> None:
-        from unittest.mock import patch
-
         with patch.dict("os.environ", {"MX_RMQ_LEASE": "7", "MX_RMQ_URL": "redis://elsewhere"}):
             self.assertEqual(queue_from({"url": URL}).settings.lease, 7)
             self.assertEqual(queue_from({"url": URL}).settings.url, URL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -144,6 +145,20 @@ class Enqueueing(TestCase):
             with self.assertRaisesMessage(TaskResultDoesNotExist, name):
                 tasks.add.get_result(id)
 
+    def test_a_message_imports_no_module_from_outside_of_the_project(self) -> None:
+        self.assertNotIn("this", sys.modules)
+        id = self.mq.sync.produce("tasks:once:default", {"task": "this.s"})
+        self.assertEqual(self.drain().dead, 1)
+        with self.assertRaisesMessage(TaskResultDoesNotExist, "this.s is not in the project"):
+            task_backends["once"].get_result(id)
+        self.assertNotIn("this", sys.modules)
+
+    def test_a_message_with_what_no_task_may_have_has_no_result(self) -> None:
+        call = {"task": tasks.add.module_path, "priority": 1000}
+        id = self.mq.sync.produce("tasks:default", call)
+        with self.assertRaisesMessage(TaskResultDoesNotExist, "priority must be"):
+            tasks.add.get_result(id)
+
 
 class Failing(TestCase):
     def failed(self, result: TaskResult[Any], attempts: int) -> None:
@@ -190,6 +205,23 @@ class Failing(TestCase):
         self.drain()
         result.refresh()
         self.assertIs(result.errors[0].exception_class, TypeError)
+
+    def test_a_return_value_that_is_too_large_fails_and_nobody_hears_of_a_success(self) -> None:
+        heard: list[TaskResultStatus] = []
+
+        def listen(task_result: TaskResult[Any], **_: object) -> None:
+            heard.append(task_result.status)
+
+        task_finished.connect(listen)
+        self.addCleanup(task_finished.disconnect, listen)
+        result = tasks.repeat.enqueue("x", 2_000_000)
+        self.drain()
+        result.refresh()
+        self.assertEqual(heard, [TaskResultStatus.FAILED])
+        self.assertIn(
+            "the result of tests.django.project.shop.tasks.repeat cannot be kept: it takes",
+            result.errors[0].traceback,
+        )
 
     def test_reject_is_not_retried_and_an_aborted_task_says_so(self) -> None:
         rejected, aborted = tasks.reject.enqueue(), tasks.add.enqueue(1)

@@ -14,12 +14,12 @@ from django.core.management.base import BaseCommand, CommandParser
 
 from mx_rmq.cli import main
 from mx_rmq.cli.host import Host
-from mx_rmq.django.queue import queue_from
+from mx_rmq.django.project_queue import queue_from
 
 TARGET: Final = "mx_rmq.django:mq"
 HINT: Final = "declare one with @mq.handler(topic) in handlers.py of an app in INSTALLED_APPS"
-OF_DJANGO: Final = ("--settings", "--pythonpath")
-"""Django has obeyed them before it calls us. Only before the name of the command."""
+DJANGO_OPTIONS: Final = ("--settings", "--pythonpath")
+"""Django has applied these before it calls us. They stand before the name of our command."""
 
 
 class Command(BaseCommand):
@@ -29,16 +29,24 @@ class Command(BaseCommand):
         parser.add_argument("words", nargs=argparse.REMAINDER)  # for call_command
 
     def run_from_argv(self, argv: list[str]) -> None:
-        program = [sys.executable, *argv[:2]]
+        program = [*_python(argv[0]), argv[1]]
         words = argv[2:]
-        while words and words[0].partition("=")[0] in OF_DJANGO:
+        while words and words[0].partition("=")[0] in DJANGO_OPTIONS:
             taken = 1 if "=" in words[0] else 2
             program += words[:taken]
             words = words[taken:]
         _run(words, program, f"{Path(argv[0]).name} {argv[1]}")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        _run([*options["words"]], [sys.executable, sys.argv[0], "mx_rmq"], "mx_rmq")
+        _run([*options["words"]], [*_python(sys.argv[0]), "mx_rmq"], "mx_rmq")
+
+
+def _python(script: str) -> list[str]:
+    """Return what runs the script of this process again, which may be `python -m django`."""
+    spec = sys.modules["__main__"].__spec__
+    if spec is None:
+        return [sys.executable, script]
+    return [sys.executable, "-m", spec.name.removesuffix(".__main__")]
 
 
 def _run(words: list[str], program: list[str], name: str) -> None:
@@ -54,7 +62,7 @@ def _run(words: list[str], program: list[str], name: str) -> None:
 
 
 def _modules() -> list[str]:
-    """Return the apps and the settings of this project, not apps that are installed as packages."""
+    """Return the project's own apps, which are not installed as packages, and its settings."""
     installed = {"site-packages", "dist-packages"}
     names = [
         one.name
