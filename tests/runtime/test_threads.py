@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -180,6 +180,31 @@ async def test_a_call_that_has_left_its_thread_interrupts_nobody() -> None:
     assert await call.finish() == 5
     call.interrupt()
     assert sum(1 for _ in range(100_000)) == 100_000
+
+
+async def test_a_scope_learns_that_its_function_was_interrupted_even_if_it_returned() -> None:
+    begun, left = threading.Event(), list[type[BaseException]]()
+
+    @contextmanager
+    def scope() -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            left.append(type(error))
+            raise
+
+    def stubborn() -> str:
+        with suppress(Interrupted):
+            forever(begun)
+        return "returned"
+
+    threads, started = Threads(1, scope=scope), Started()
+    task = asyncio.create_task(run(threads, stubborn, (), started))
+    await asyncio.to_thread(begun.wait, 5)
+    started.interrupt()
+    assert await asyncio.wait_for(task, 5) == "returned"
+    assert left == [Interrupted]
+    threads.close()
 
 
 PROFILED = """

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from asgiref.sync import sync_to_async
 from django.db import connections
 
 from mx_rmq.core.middleware import Middleware
+from mx_rmq.runtime.threads import Interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -37,14 +38,17 @@ def close_old_connections() -> None:
             connection.close_if_unusable_or_obsolete()
 
 
-def drop_open_transactions() -> None:
-    """Drop this thread's connections that are in a transaction which nothing will end.
+def drop_connections(*, only_in_transactions: bool = False) -> None:
+    """Drop the connections of this thread: what later messages write would not be committed.
 
-    A handler left it open, or was interrupted just as it began or ended. Later handlers would write
-    into it, and nothing would commit that.
+    A handler left a transaction open, or it was interrupted, and Django may not know that there is
+    a transaction.
     """
     for connection in connections.all(initialized_only=True):
-        if connection.in_atomic_block:
+        if connection.in_atomic_block or not only_in_transactions:
+            if connection.connection is not None:
+                with suppress(Exception):  # it may be broken
+                    connection.connection.rollback()  # a cursor may keep SQLite's from closing
             connection.close()
             del connections[connection.alias]
 
@@ -65,8 +69,11 @@ def fresh_connections() -> Iterator[None]:
     close_old_connections()
     try:
         yield
+    except Interrupted:
+        drop_connections()
+        raise
     finally:
-        drop_open_transactions()
+        drop_connections(only_in_transactions=True)
         close_old_connections()
 
 

@@ -14,6 +14,7 @@ from contextlib import suppress
 from contextvars import copy_context
 from itertools import count
 from queue import SimpleQueue
+from traceback import clear_frames
 from typing import TYPE_CHECKING, Any, Final
 
 from mx_rmq.runtime.loop import Backoff, all_are_cancelled
@@ -42,7 +43,8 @@ class Call:
     """One function call in a thread. It runs at most once, or is withdrawn."""
 
     scope: Callable[[], AbstractContextManager[object]] | None = None
-    """Entered in the thread around the function, and not interrupted; None: nothing is."""
+    """Entered in the thread around the function, and not interrupted; None: nothing is. An
+    interrupted function leaves it by Interrupted, whatever it returned or raised."""
 
     def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         self._function = function
@@ -76,8 +78,7 @@ class Call:
             if self.scope is None:
                 result = self._context.run(self._inside)
             else:
-                with self.scope():
-                    result = self._context.run(self._inside)
+                result = self._run_in(self.scope())
         except BaseException as raised:  # noqa: BLE001 - the loop gets it
             error = raised
         if Forks.count != self._forks:
@@ -136,6 +137,23 @@ class Call:
         """Report to the loop how the call ended. From any thread; the first report counts."""
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._reported, result, error)
+
+    def _run_in(self, scope: AbstractContextManager[object]) -> Any:
+        result, error = None, None
+        with suppress(Interrupted), scope:
+            try:
+                result = self._context.run(self._inside)
+            except BaseException as raised:  # noqa: BLE001 - it is raised again
+                error = raised
+            if self._interrupted:
+                if error is not None:
+                    clear_frames(error.__traceback__)  # they may keep what the scope must close
+                raise Interrupted
+            if error is not None:
+                raise error
+        if error is not None:
+            raise error
+        return result
 
     def _inside(self) -> Any:
         with self._lock:
