@@ -293,8 +293,14 @@ async def test_a_watch_that_an_event_loop_collects_ends_without_blocking_it(
 async def test_who_awaits_a_call_while_it_is_closed_is_told_and_not_cancelled(
     mq: MessageQueue,
 ) -> None:
-    waiting = asyncio.create_task(mq.sync.acall(lambda _: asyncio.sleep(60)))
-    assert await mq.sync.acall(lambda mq: mq.status("t", "1")) is None
+    has_begun = threading.Event()
+
+    async def wait_long(_: MessageQueue) -> None:
+        has_begun.set()
+        await asyncio.sleep(60)
+
+    waiting = asyncio.create_task(mq.sync.acall(wait_long))
+    assert await asyncio.to_thread(has_begun.wait, 30)
     await asyncio.to_thread(mq.sync.close)
     with pytest.raises(NotOpen, match="was closed during this call"):
         await waiting

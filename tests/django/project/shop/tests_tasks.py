@@ -304,7 +304,7 @@ class Configuring(SimpleTestCase):
         INSTALLED_APPS=[], TASKS={"default": {"BACKEND": "mx_rmq.django.TaskBackend"}}
     )
     def test_a_missing_app_is_refused(self) -> None:
-        with self.assertRaisesMessage(ImproperlyConfigured, 'add "mx_rmq.django" to INSTALLED'):
+        with self.assertRaisesMessage(ImproperlyConfigured, '"mx_rmq.django" to INSTALLED_APPS'):
             _ = task_backends["default"]
 
 
