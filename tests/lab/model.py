@@ -532,10 +532,14 @@ class Model:
         found, most, lines = " ".join(self.names), call.named["max_count"], self.lines
         if call.named["names"] != found:
             return [found]
-        waiting = {
-            level: [id for id in self.pending[level] if id not in self.cancelled]
-            for level in LEVELS
-        }
+        waiting: dict[str, list[str]] = {level: [] for level in LEVELS}
+        passed_over = set(self.cancelled)  # only the first place of each: it may have come back
+        for level in LEVELS:
+            for id in self.pending[level]:
+                if id in passed_over:
+                    passed_over.remove(id)
+                else:
+                    waiting[level].append(id)
         taken = [(id, level) for level in LEVELS for id in waiting[level][:most]]
         in_turn = lines.ring or {key: turn for key, turn in lines.blocked.items() if key}
         keys = [key for _, key in sorted((turn, key) for key, turn in in_turn.items())]

@@ -215,6 +215,23 @@ async def test_cancelled_places_are_skipped(
     assert (await snapshot(raw, TOPIC)).cancelled == set()
 
 
+async def test_a_message_that_came_back_is_copied_although_its_old_place_is_cancelled(
+    store: Store, raw: Redis, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mx_rmq.store.operator_calls.WALK", 1)
+    await declare(store)
+    for id in "abc":
+        await pending(store, id=id)
+    await store.cancel_message(TOPIC, "b")
+    clock.advance(1_000_000)  # beyond the dedup window
+    await pending(store, id="b")
+    now = await snapshot(raw, TOPIC)
+    assert (now.normal, now.cancelled) == ([*"abcb"], {"b"})
+    assert await fan_out(store) == FannedOut(NAMES, 3, 0)
+    assert (await snapshot(raw, COPIES[0])).normal == [*"acb"]
+    assert await store.audit.topic(TOPIC) == []
+
+
 async def test_an_expired_message_is_not_copied(store: Store, raw: Redis, clock: Clock) -> None:
     await declare(store)
     (id,) = await pending(store, ttl=500)
