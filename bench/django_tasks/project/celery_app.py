@@ -2,7 +2,7 @@
 
 import os
 
-from celery import Celery  # type: ignore[import-not-found]
+from celery import Celery  # type: ignore[import-not-found]  # in its own environment
 
 os.environ["DJANGO_SETTINGS_MODULE"] = "bench.django_tasks.project.settings"
 app = Celery("bench")

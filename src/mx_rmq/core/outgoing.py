@@ -29,8 +29,8 @@ T = TypeVar("T")
 MAX_SECONDS: Final = 1e12  # about 30,000 years; larger numbers lose their milliseconds
 
 
-class ProduceOptions(TypedDict, total=False):
-    """The options of `produce` and `produce_many`."""
+class OutboxOptions(TypedDict, total=False):
+    """The options of `outbox.produce`."""
 
     delay: Seconds | None
     at: datetime | float | None
@@ -39,10 +39,15 @@ class ProduceOptions(TypedDict, total=False):
     headers: dict[str, str] | None
     max_attempts: int | None
     retry: RetryOption
+    cost: int
+
+
+class ProduceOptions(OutboxOptions, total=False):
+    """The options of `produce` and `produce_many`."""
+
     confirm: Level | Literal["stored", "replicated", "fsynced"] | None
     on_duplicate: OnDuplicate
     dedup: Seconds | None
-    cost: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +93,7 @@ class Outgoing:
 
     @classmethod
     def of(
-        cls, topic: str, payload: Any, options: ProduceOptions, *, id: str | None, key: str | None
+        cls, topic: str, payload: Any, options: OutboxOptions, *, id: str | None, key: str | None
     ) -> Outgoing:
         """Return what a caller of `produce` asked for. TypeError: unknown option."""
         check_options("produce", options, ProduceOptions, "id", "key")

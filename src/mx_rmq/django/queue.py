@@ -80,7 +80,7 @@ class DjangoQueue(MessageQueue):
             lambda mq: MessageQueue.reschedule(mq, topic, id, delay=delay, at=at)
         )
 
-    def flow(self) -> AbstractAsyncContextManager[Flow]:  # type: ignore[override]
+    def flow(self) -> AbstractAsyncContextManager[Flow]:  # type: ignore[override]  # only to enter
         """Start a flow: `async with mq.flow() as flow:`, or `with mq.sync.flow() as flow:`."""
         try:
             asyncio.get_running_loop()

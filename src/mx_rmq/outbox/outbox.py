@@ -21,7 +21,7 @@ from mx_rmq.outbox.connections import connect, execute, is_async, session_of
 from mx_rmq.outbox.once_block import Once
 from mx_rmq.outbox.outbox_relay import DEDUP, KEEP, OutboxRelay
 from mx_rmq.outbox.parked import OutboxCounts, ParkedRow
-from mx_rmq.outbox.row import MAX_PAYLOAD, OutboxOptions, new_row
+from mx_rmq.outbox.row import MAX_PAYLOAD, new_row
 from mx_rmq.outbox.statements import Statements, check_table
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from mx_rmq.core.delivery import Delivery
     from mx_rmq.core.durations import Seconds
+    from mx_rmq.core.outgoing import OutboxOptions
     from mx_rmq.queue import MessageQueue
 
 

@@ -3,39 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 import msgspec
 
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.names import check_options, check_topic
-from mx_rmq.core.outgoing import Outgoing
+from mx_rmq.core.outgoing import OutboxOptions, Outgoing
 from mx_rmq.core.retry import from_dict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from datetime import datetime
-
-    from mx_rmq.core.durations import Seconds
-    from mx_rmq.core.message import Priority
-    from mx_rmq.core.retry import RetryOption
 
 MAX_PAYLOAD: Final = 1_048_576
 """The default of the queue's setting max_payload."""
-
-
-class OutboxOptions(TypedDict, total=False):
-    """The options of `outbox.produce`, with the meaning that they have in `mq.produce`."""
-
-    delay: Seconds | None
-    at: datetime | float | None
-    priority: Priority | Literal["high", "normal", "low"]
-    ttl: Seconds | None
-    headers: dict[str, str] | None
-    max_attempts: int | None
-    retry: RetryOption
-    cost: int
 
 
 class StoredOptions(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -64,7 +46,7 @@ def new_row(
     """Check a message as `mq.produce` does, and return its row. A random id makes it unique."""
     check_options("produce", options, OutboxOptions, "id", "key")
     check_topic(topic)
-    outgoing = Outgoing.of(topic, payload, options, id=id or uuid4().hex, key=key)  # type: ignore[arg-type] # fewer options, the same types
+    outgoing = Outgoing.of(topic, payload, options, id=id or uuid4().hex, key=key)
     message = outgoing.message(max_payload)
     stored = StoredOptions(
         key=key,

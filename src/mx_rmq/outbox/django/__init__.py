@@ -23,7 +23,7 @@ from mx_rmq.core.errors import InvalidInput
 from mx_rmq.outbox.django.database import DjangoConnection, execute
 from mx_rmq.outbox.inbox import already_done, record_of
 from mx_rmq.outbox.outbox_relay import DEDUP, KEEP, OutboxRelay
-from mx_rmq.outbox.row import MAX_PAYLOAD, OutboxOptions, new_row
+from mx_rmq.outbox.row import MAX_PAYLOAD, new_row
 from mx_rmq.outbox.statements import Statements
 from mx_rmq.outbox.threaded_connection import connect_in_thread
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from mx_rmq.core.delivery import Delivery
     from mx_rmq.core.durations import Seconds
+    from mx_rmq.core.outgoing import OutboxOptions
     from mx_rmq.queue import MessageQueue
 
 __all__ = ["once", "produce", "relay"]
