@@ -387,3 +387,22 @@ async def test_in_a_batch_each_message_is_done_once(mq: MessageQueue, engine: En
     done = await Worker(mq).drain(delayed=True)
     assert (done.completed, done.retried) == (3, 3)
     assert numbers(engine) == [1, 2, 3]
+
+
+async def test_a_repeat_that_a_batch_handler_does_not_catch_completes_no_other_message(
+    mq: MessageQueue, engine: Engine
+) -> None:
+    @mq.handler("order", batch=10, retry=0.01, max_attempts=2)
+    def handle(payloads: list[int], batch: Batch) -> None:
+        with Session(engine) as session:
+            for payload, one in zip(payloads, batch, strict=True):
+                with one.once(session):
+                    session.execute(INSERT, {"number": payload})
+
+    with Session(engine) as session, delivery("a").once(session):
+        session.execute(INSERT, {"number": 1})
+    await mq.produce_many("order", [1, 2], ids=["a", "b"])
+    await Worker(mq).drain(delayed=True)
+    stats = await mq.admin.stats("order")
+    assert (stats.totals.completed, stats.dead) == (0, 2)
+    assert numbers(engine) == [1]
